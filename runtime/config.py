@@ -1,0 +1,111 @@
+"""Configuration of a service: `@ file.toml` plus dotted flags into a frozen pydantic model.
+
+`ServiceConfig` holds what all services share. `load_config` is the one way from a command line to a config: it prints
+the resolved config on `--dry-run`, and turns every mistake into a `UserError` that names the key.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_config import BaseConfig, ConfigFileError, cli
+
+from runtime.errors import UserError
+
+
+class Config(BaseConfig):  # type: ignore[misc]
+    """Base of all config classes: unknown keys are errors, values do not change after start-up."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunConfig(Config):
+    """Which run this process belongs to."""
+
+    name: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run: its folder below `dir`, and the `run_id` that peers must share."""
+    dir: Path = Path("runs")
+    """Folder that holds all runs."""
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.dir / self.name
+
+
+class LogConfig(Config):
+    """How a service logs."""
+
+    level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level that is printed."""
+    json_lines: bool = False
+    """Print one JSON object per line instead of text."""
+
+
+class HealthConfig(Config):
+    """The `/health` and `/metrics` endpoint."""
+
+    host: str = "127.0.0.1"
+    """Address to bind."""
+    port: int = Field(0, ge=0, le=65535)
+    """TCP port; 0 lets the system choose (the run directory's `services/*.json` says which)."""
+
+
+class MetricsConfig(Config):
+    """Where metrics go besides `metrics/<service>.jsonl`, which is always written."""
+
+    tensorboard: bool = True
+    """Also write TensorBoard event files (needs the `torch` extra; skipped with one warning without it)."""
+
+
+class ServiceConfig(Config):
+    """Keys that every service has."""
+
+    run: RunConfig = RunConfig()
+    """Name and place of the run."""
+    log: LogConfig = LogConfig()
+    """Logging."""
+    health: HealthConfig = HealthConfig()
+    """Health and Prometheus endpoint."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Metric sinks."""
+    stall_timeout_s: float = Field(900.0, gt=0)
+    """Seconds without progress after which the service dumps its stacks and exits with code 75."""
+    dry_run: bool = False
+    """Print the resolved config and exit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_is_table(cls, data: Any) -> Any:
+        if not isinstance(data, (dict, cls)):
+            raise ValueError(f"expected a table, got {type(data).__name__}")
+        return data
+
+
+ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
+
+
+def load_config(config_class: type[ConfigT], argv: Sequence[str], *, prog: str) -> ConfigT:
+    """The config that `argv` describes. Raises `UserError`; on `--dry-run` and `--help` prints and exits 0."""
+    try:
+        config: ConfigT = cli(config_class, args=list(argv), prog=prog)
+    except ConfigFileError as error:
+        raise UserError(f"{prog}: {describe(error)}") from error
+    if config.dry_run:
+        sys.stdout.write(resolved_json(config) + "\n")
+        raise SystemExit(0)
+    return config
+
+
+def resolved_json(config: Config) -> str:
+    """The config with all defaults filled in, as JSON."""
+    return json.dumps(config.model_dump(mode="json"), indent=2)
+
+
+def describe(error: ConfigFileError) -> str:
+    """The library's report as one line: `--model.seqlen: Extra inputs are not permitted ... did you mean ...`."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)

@@ -1,0 +1,40 @@
+"""Errors that end a process.
+
+    ServiceError          ends the process with `exit_code` and one line
+    ├── UserError         the user can mend it: exit code 2
+    ├── StorageError      the disk refuses: exit code 74
+    ├── StallError        nothing moves: exit code 75
+    └── PeerLostError     a peer is gone: exit code 76
+"""
+
+from runtime.exit_codes import ExitCode
+
+
+class ServiceError(Exception):
+    """Printed as one line, without a traceback."""
+
+    exit_code = ExitCode.FAILED
+
+
+class UserError(ServiceError):
+    """A wrong config, a missing path, a port in use, an environment that does not exist."""
+
+    exit_code = ExitCode.USAGE
+
+
+class StorageError(ServiceError):
+    """The disk refused to keep what must be kept."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class StallError(ServiceError):
+    """No progress within the stall timeout."""
+
+    exit_code = ExitCode.STALLED
+
+
+class PeerLostError(ServiceError):
+    """A peer this service depends on is gone and did not come back in time."""
+
+    exit_code = ExitCode.PEER_LOST

@@ -1,0 +1,60 @@
+"""Token in, token out: what the orchestrator asks an engine and what the engine answers.
+
+Bodies of `POST /inference/tandem/generate`, msgpack-encoded. The same for every engine of ours.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from transport.sample import VersionSpan
+from transport.tensor import EncodedTensor
+
+GENERATE_PATH = "/inference/tandem/generate"
+WEIGHTS_PATH = "/inference/admin/weights"
+PAUSE_PATH = "/inference/admin/pause"
+RESUME_PATH = "/inference/admin/resume"
+MSGPACK = "application/msgpack"
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sample a continuation of `token_ids` (int32[T])."""
+
+    request_id: str
+    token_ids: EncodedTensor
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: int | None = None
+    """Same seed, same weights, same prompt: same tokens, whatever else is in the engine's batch."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own end-of-sequence ids. The token that stopped the generation is part of the reply."""
+    adapter: str | None = None
+
+
+class GenerateReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The sampled tokens (int32[n]), their log probabilities at the request's temperature (float32[n]) and who made them."""
+
+    request_id: str
+    token_ids: EncodedTensor
+    logprobs: EncodedTensor
+    finish_reason: FinishReason
+    versions: tuple[VersionSpan, ...]
+    """Spans over the *sampled* tokens: 0 is the first sampled token."""
+
+
+class ServedWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """JSON body of `GET /inference/admin/weights` and of the reply to `POST`: what the engine serves, read from the engine."""
+
+    version: int
+    digest: str
+
+
+class ApplyWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """JSON body of `POST /inference/admin/weights`: load the publish that this manifest file describes."""
+
+    manifest_path: str
+    version: int

@@ -1,0 +1,129 @@
+"""What trainer ranks and the orchestrator say to each other (DEALER to ROUTER).
+
+A message is a multipart ZMQ message: one msgpack head (the tagged union below), then the frames it announces.
+`seq` numbers the requests of one client; a reply repeats it. Only `Samples` carries frames.
+"""
+
+import msgspec
+
+from transport.manifest import BatchManifest
+from transport.tensor import EncodedTensor
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+    seq: int
+
+
+class Hello(_Message, tag="hello"):
+    """First message of a connection. The server answers `Welcome` or `Refusal`."""
+
+    schema_version: int
+    run_id: str
+    rank: int
+    world_size: int
+    last_committed: int
+    """Newest step whose checkpoint is durable; 0 for a fresh start."""
+
+
+class GetManifest(_Message, tag="get_manifest"):
+    """Ask for batch `step`. Answered by `Manifest`, `NotReady` (ask again) or `EndOfRun`."""
+
+    step: int
+
+
+class GetSamples(_Message, tag="get_samples"):
+    """Ask for rows `indices` (int32) of batch `step`. Answered by `Samples` with one frame per row."""
+
+    step: int
+    indices: EncodedTensor
+
+
+class Trained(_Message, tag="trained"):
+    """Rank 0 made the optimizer step(s) of batch `step`. Answered by `Ack`."""
+
+    step: int
+
+
+class Committed(_Message, tag="committed"):
+    """A durable checkpoint contains batch `step`: the outbox may retire it and all before. Answered by `Ack`."""
+
+    step: int
+
+
+class WeightsPublished(_Message, tag="weights_published"):
+    """Policy `version` can be loaded from `manifest_path`. Answered by `Ack`."""
+
+    version: int
+    manifest_path: str
+    digest: str
+
+
+class Ping(_Message, tag="ping"):
+    """Heartbeat; `waiting_for` is what the sender waits for, for people. Answered by `Pong`."""
+
+    waiting_for: str = ""
+
+
+class Bye(_Message, tag="bye"):
+    """The client leaves on purpose. Answered by `Ack`."""
+
+    reason: str
+
+
+class Welcome(_Message, tag="welcome"):
+    """The server accepts the client; `next_step` is the first step it can serve to it."""
+
+    schema_version: int
+    next_step: int
+
+
+class Refusal(_Message, tag="refusal"):
+    """The server will not serve this client. `schema_version` is the server's."""
+
+    schema_version: int
+    reason: str
+
+
+class Manifest(_Message, tag="manifest"):
+    """Batch `manifest.step` exists."""
+
+    manifest: BatchManifest
+
+
+class NotReady(_Message, tag="not_ready"):
+    """Batch `step` does not exist yet; `waiting_for` says what the orchestrator waits for."""
+
+    step: int
+    waiting_for: str = ""
+
+
+class EndOfRun(_Message, tag="end_of_run"):
+    """There will be no batch after `last_step`."""
+
+    last_step: int
+
+
+class Samples(_Message, tag="samples"):
+    """Followed by one frame per requested row, in the order asked."""
+
+    step: int
+
+
+class Ack(_Message, tag="ack"):
+    """Done. Repeating an acknowledged message changes nothing."""
+
+
+class Pong(_Message, tag="pong"):
+    """Answer to `Ping`."""
+
+    waiting_for: str = ""
+
+
+class Failure(_Message, tag="failure"):
+    """The request was understood and cannot be served; `reason` is for people."""
+
+    reason: str
+
+
+ClientMessage = Hello | GetManifest | GetSamples | Trained | Committed | WeightsPublished | Ping | Bye
+ServerMessage = Welcome | Refusal | Manifest | NotReady | EndOfRun | Samples | Ack | Pong | Failure

@@ -1,0 +1,94 @@
+"""`TrainingSample`: one token sequence with everything the trainer needs to learn from it.
+
+All per-token arrays have the length of `token_ids` and are aligned to the token they speak of: `logprobs[t]` is the
+log probability of `token_ids[t]` given the tokens before it, `loss_mask[t]` says whether token `t` is trained.
+Position 0 is never trained, because nothing predicts it.
+"""
+
+import msgspec
+import numpy as np
+
+from transport.errors import CodecError
+from transport.tensor import EncodedTensor
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Tokens `[start, end)` were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class TrainingSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One sequence. `check()` states the invariants; the codec calls it on both sides of the wire."""
+
+    run_id: str
+    env_name: str
+    example_id: str
+    group_id: str
+    """`env_name/example_id/attempt`: two visits of one example are two groups."""
+    trajectory_id: str
+    step_index: int = 0
+    """Position among the samples of one trajectory (0 unless the trajectory branched)."""
+    token_ids: EncodedTensor
+    """int32[T]: prompt and completion."""
+    loss_mask: EncodedTensor
+    """bool[T]."""
+    logprobs: EncodedTensor
+    """float32[T] of the behaviour policy, at `temperature`; 0 where the policy did not sample the token."""
+    advantages: float | EncodedTensor
+    """One number for the sequence, or float32[T]."""
+    temperature: float
+    reward: float
+    versions: tuple[VersionSpan, ...]
+    """Which policy sampled which tokens, in order; empty only for samples that no policy of ours generated."""
+    ref_logprobs: EncodedTensor | None = None
+    rl_weights: EncodedTensor | None = None
+    ce_weights: EncodedTensor | None = None
+    ref_kl_weights: EncodedTensor | None = None
+    mm_kwargs: dict[str, EncodedTensor] = {}
+    """Inputs of the model's forward by name (`pixel_values`, `image_grid_thw`, ...)."""
+    mm_token_type_ids: EncodedTensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence."""
+        return self.token_ids.shape[0]
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """How many tokens are trained."""
+        return int(np.count_nonzero(self.loss_mask.numpy()))
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version that staleness is counted from."""
+        return min((span.version for span in self.versions), default=None)
+
+    def check(self) -> None:
+        """Raise `CodecError`, naming the field, unless the sample is sound."""
+        if len(self.token_ids.shape) != 1 or self.num_tokens == 0:
+            raise CodecError(f"token_ids of {self.trajectory_id} must be a non-empty vector, got {self.token_ids.shape}")
+        self._check_field("token_ids", self.token_ids, "int32")
+        self._check_field("loss_mask", self.loss_mask, "bool")
+        for name in ("logprobs", "advantages", "ref_logprobs", "rl_weights", "ce_weights", "ref_kl_weights"):
+            self._check_field(name, getattr(self, name), "float32")
+        for name, tensor in self.mm_kwargs.items():
+            self._check_field(f"mm_kwargs[{name}]", tensor, None)
+        if bool(self.loss_mask.numpy()[0]):
+            raise CodecError(f"loss_mask of {self.trajectory_id} trains position 0, which nothing predicts")
+        if not np.isfinite(self.temperature) or self.temperature <= 0:
+            raise CodecError(f"temperature of {self.trajectory_id} must be positive, got {self.temperature}")
+
+    def _check_field(self, name: str, value: "float | EncodedTensor | None", dtype: str | None) -> None:
+        if not isinstance(value, EncodedTensor):
+            return
+        value.check()
+        per_token = dtype is not None
+        if per_token and (value.dtype != dtype or value.shape != self.token_ids.shape):
+            raise CodecError(
+                f"{name} of {self.trajectory_id} must be {dtype}[{self.num_tokens}], got {value.dtype}{list(value.shape)}"
+            )
+        if per_token and dtype == "float32" and not np.isfinite(value.numpy()).all():
+            raise CodecError(f"{name} of {self.trajectory_id} holds a NaN or an infinity")

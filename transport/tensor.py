@@ -1,0 +1,61 @@
+"""`EncodedTensor`: the one representation of an array on the wire, in the outbox and in the orchestrator's buffers.
+
+Little-endian raw bytes. Decoding gives a read-only view of the receive buffer, not a copy, so a decoded tensor keeps
+that buffer alive and is not aligned: `numpy.concatenate` and `torch.frombuffer(...).clone()` both cope.
+"""
+
+import math
+import sys
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from transport.errors import CodecError
+
+DType = Literal[
+    "bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"
+]
+Array = npt.NDArray[Any]
+
+DTYPE_BYTES: dict[str, int] = {
+    name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in get_args(DType)
+}
+
+if sys.byteorder != "little":
+    raise ImportError("tandem-rl's wire format is little-endian and is only implemented on little-endian machines")
+
+
+class EncodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """`dtype`, `shape` and the raw little-endian bytes. `check()` holds for every tensor that passed the codec."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @classmethod
+    def of(cls, array: Array) -> "EncodedTensor":
+        """Encode a numpy array. A C-contiguous array is not copied: do not change it afterwards."""
+        contiguous = np.ascontiguousarray(array).reshape(array.shape)
+        if contiguous.dtype.name not in DTYPE_BYTES:
+            raise CodecError(f"dtype {contiguous.dtype.name!r} has no wire form; use one of {sorted(DTYPE_BYTES)}")
+        return cls(contiguous.dtype.name, contiguous.shape, memoryview(contiguous).cast("B") if contiguous.size else memoryview(b""))  # type: ignore[arg-type]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the raw data."""
+        return self.data.nbytes
+
+    def check(self) -> None:
+        """Raise `CodecError` unless shape and dtype agree with the number of bytes."""
+        if any(size < 0 for size in self.shape):
+            raise CodecError(f"negative size in shape {self.shape}")
+        expected = math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        if expected != self.data.nbytes:
+            raise CodecError(f"{self.dtype}{list(self.shape)} needs {expected} bytes, got {self.data.nbytes}")
+
+    def numpy(self) -> Array:
+        """A read-only view. `bfloat16` has no numpy dtype: it comes as `uint16` bit patterns."""
+        dtype = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+        return np.frombuffer(self.data, dtype=dtype).reshape(self.shape)

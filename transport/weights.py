@@ -1,0 +1,80 @@
+"""`WeightManifest`: a published policy version, and the digest that proves an engine serves it.
+
+A publish is a folder `weights/v00000012/` with safetensors shards; `manifest.json` is written last, by rename, so a
+folder without it does not exist. The digest is a function of names, dtypes, shapes and bytes alone: trainer and
+engine compute it each from its own tensors, and equal digests mean equal weights, however they were sharded.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from transport.errors import WeightsError
+from transport.tensor import DType
+
+MANIFEST_NAME = "manifest.json"
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One parameter and where its bytes are."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    shard: str
+    """File name of the shard that holds it."""
+    hash: str
+    """xxh3_128 of its raw bytes."""
+
+
+class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One safetensors file of the publish."""
+
+    file: str
+    num_bytes: int
+    hash: str
+    """xxh3_128 of the whole file."""
+
+
+class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The head of a publish. `digest` equals `weights_digest(tensors)`."""
+
+    run_id: str
+    version: int
+    tensors: tuple[TensorEntry, ...]
+    shards: tuple[ShardEntry, ...]
+    digest: str
+
+
+def hash_bytes(data: bytes | memoryview) -> str:
+    """The hash used for shards and tensors."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+    """Digest of `(name, dtype, shape, hash)` rows, independent of their order."""
+    state = xxhash.xxh3_128()
+    for name, dtype, shape, tensor_hash in sorted(tensors):
+        state.update(f"{name}|{dtype}|{','.join(map(str, shape))}|{tensor_hash}\n".encode())
+    return state.hexdigest()
+
+
+def version_dir(root: Path, version: int) -> Path:
+    """Folder of policy `version` below the run's `weights/` folder."""
+    return root / f"v{version:08d}"
+
+
+def read_weight_manifest(path: Path) -> WeightManifest:
+    """Read and check a manifest file; `WeightsError` says what is wrong with it."""
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=WeightManifest)
+    except FileNotFoundError as error:
+        raise WeightsError(f"no weight manifest at {path}: the publish is incomplete or was cleaned up") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WeightsError(f"weight manifest {path} does not decode: {error}") from error
+    digest = weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in manifest.tensors)
+    if digest != manifest.digest:
+        raise WeightsError(f"weight manifest {path} is inconsistent: digest {manifest.digest}, tensors say {digest}")
+    return manifest
