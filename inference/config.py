@@ -1,0 +1,60 @@
+"""Configuration of the `inference` service."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from runtime.config import Config, HealthConfig, ServiceConfig
+
+
+class ModelConfig(Config):
+    """The model to serve."""
+
+    path: Path
+    """Hugging Face folder with weights, config and tokenizer."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights in memory. float32 is exact, and the fastest on a CPU."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU if there is one."""
+
+
+class ServerConfig(Config):
+    """The HTTP server."""
+
+    host: str = "127.0.0.1"
+    """Address to bind."""
+    port: int = Field(8000, ge=0, le=65535)
+    """TCP port; 0 lets the system choose."""
+
+
+class TorchEngineConfig(Config):
+    """The embedded engine."""
+
+    max_batch_size: int = Field(256, gt=0)
+    """Sequences that are decoded together; further requests wait."""
+    max_model_len: int = Field(1024, gt=1)
+    """Prompt plus completion, in tokens; also sizes the KV cache."""
+    max_waiting: int = Field(16384, gt=0)
+    """Requests that may wait for a slot; more are answered with 429."""
+    num_threads: int = Field(1, gt=0)
+    """Torch threads on a CPU. More than one slows small models down."""
+
+
+class InferenceConfig(ServiceConfig):
+    """`inference`: serve a policy over HTTP."""
+
+    engine: Literal["torch", "vllm"] = "torch"
+    """Which engine runs the model."""
+    model: ModelConfig
+    """The model to serve."""
+    server: ServerConfig = ServerConfig()
+    """The HTTP server."""
+    health: HealthConfig = HealthConfig()
+    """Unused by this service: `/health` and `/metrics` are routes of its HTTP server."""
+    torch: TorchEngineConfig = TorchEngineConfig()
+    """Settings of the embedded engine."""
+    admin_token_file: Path | None = None
+    """File with the token for the admin routes (mode 0600). Without it they answer 403."""
+    seed: int = Field(0, ge=0)
+    """Seed of requests that bring none."""

@@ -1,0 +1,138 @@
+"""Configuration of the `orchestrator` service."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from runtime.config import Config, HealthConfig, ServiceConfig
+
+
+class ModelConfig(Config):
+    """The policy, as far as the orchestrator needs it: tokenizer and chat template."""
+
+    path: Path
+    """Hugging Face folder with `tokenizer.json` and the chat template."""
+
+
+class EnginesConfig(Config):
+    """The inference engines."""
+
+    urls: tuple[str, ...] = ("http://127.0.0.1:8000",)
+    """Base URLs of the engines; requests go to the one with the least in flight."""
+    request_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that one generate request may take, retries not included."""
+    max_retries: int = Field(3, ge=0)
+    """Tries after the first for connection errors, 429 and 5xx, with jittered back-off."""
+    start_timeout_s: float = Field(180.0, gt=0)
+    """Seconds to wait for every engine to be healthy at start-up."""
+    update_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that applying a weight version may take on one engine."""
+
+
+class SamplingConfig(Config):
+    """How completions are sampled. Truncation (top-p, top-k) is not offered: the trainer could not replay it."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Softmax temperature."""
+    max_tokens: int = Field(256, gt=0)
+    """Completion tokens of one turn."""
+
+
+class EnvConfig(Config):
+    """One environment."""
+
+    id: str
+    """Environment id: an installed module that exports a verifiers Taskset (`reverse-text`, `owner/reverse-text`)."""
+    name: str | None = None
+    """Name in metrics and group ids; the id without its owner by default. `all` is reserved."""
+    args: dict[str, Any] = {}
+    """Settings of the environment's taskset."""
+    group_size: int = Field(8, ge=1)
+    """Rollouts per example."""
+    ratio: float = Field(1.0, gt=0)
+    """Share of this environment's examples among all, relative to the others."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of this environment's rollouts."""
+    driver: Literal["auto", "direct", "gateway"] = "auto"
+    """`direct` runs single-turn tasks in this process; `gateway` runs the environment's own agents against our token gateway;
+    `auto` takes `direct` when the environment allows it."""
+    rollout_timeout_s: float = Field(300.0, gt=0)
+    """Seconds that one rollout may take, scoring included."""
+
+    @property
+    def label(self) -> str:
+        """The name used everywhere."""
+        return self.name or self.id.rsplit("/", 1)[-1]
+
+
+class GrpoAdvantageConfig(Config):
+    """`grpo`: reward minus the group's mean."""
+
+    type: Literal["grpo"] = "grpo"
+    """Tag."""
+    normalize_std: bool = True
+    """Also divide by the group's standard deviation."""
+
+
+AdvantageConfig = Annotated[GrpoAdvantageConfig, Field()]
+
+
+class BatchServerConfig(Config):
+    """The server that trainer ranks pull batches from."""
+
+    endpoint: str = "tcp://127.0.0.1:29600"
+    """ZeroMQ address to bind."""
+    peer_timeout_s: float = Field(5.0, gt=0)
+    """Seconds of silence after which a trainer rank counts as dead."""
+    max_ahead: int = Field(2, ge=1)
+    """Batches that may lie untrained in the outbox."""
+
+
+class OrchestratorConfig(ServiceConfig):
+    """`orchestrator`: schedule rollouts and ship batches."""
+
+    model: ModelConfig
+    """Tokenizer of the policy."""
+    engines: EnginesConfig = EnginesConfig()
+    """Inference engines."""
+    envs: tuple[EnvConfig, ...] = Field(min_length=1)
+    """Environments to train on."""
+    server: BatchServerConfig = BatchServerConfig()
+    """Batch server."""
+    health: HealthConfig = HealthConfig(port=9101)
+    """Health endpoint."""
+    max_steps: int = Field(100, gt=0)
+    """Batches to ship."""
+    batch_size: int = Field(128, gt=0)
+    """Rollouts in one batch. Batches hold whole groups: one may be larger by less than a group."""
+    max_staleness: int = Field(2, ge=0)
+    """Largest staleness of a sample, in policy versions, when its batch is cut. 0 is synchronous."""
+    max_in_flight: int = Field(512, gt=0)
+    """Rollouts that run at the same time."""
+    advantage: AdvantageConfig = GrpoAdvantageConfig()
+    """Advantage function, called once per group."""
+    max_zero_signal_groups: int = Field(500, gt=0)
+    """Groups in a row without any advantage after which the run stops with advice."""
+    max_error_rate: float = Field(0.9, gt=0, le=1)
+    """Share of failed rollouts among the last `error_window` above which the run stops."""
+    error_window: int = Field(200, gt=0)
+    """Rollouts that `max_error_rate` looks at."""
+    admin_token_file: Path | None = None
+    """File with the token of the engines' admin routes."""
+    save_rollouts: bool = True
+    """Write every finished group to `rollouts/step-*.jsonl`."""
+    seed: int = Field(0, ge=0)
+    """Seed of the example order and of every rollout."""
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> "OrchestratorConfig":
+        labels = [env.label for env in self.envs]
+        if "all" in labels:
+            raise ValueError('envs: the name "all" is reserved for aggregate metrics; set envs[].name')
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
+        largest = max(env.group_size for env in self.envs)
+        if self.max_in_flight < largest:
+            raise ValueError(f"max_in_flight ({self.max_in_flight}) is below the largest envs[].group_size ({largest})")
+        return self

@@ -1,0 +1,88 @@
+"""`Rollout`: what an environment gives back for one example, and `Failure`: why it did not.
+
+Tokens live in numpy arrays from the engine's reply to the wire; no list ever holds one number per token.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.sample import VersionSpan
+
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One task of an environment. `example_id` is stable over restarts; `payload` is the adapter's own."""
+
+    env_name: str
+    example_id: str
+    payload: Any = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One token sequence of a trajectory: exactly what the model saw and sampled. All arrays have the same length."""
+
+    token_ids: Int32s
+    sampled: Bools
+    """True where the policy sampled the token."""
+    logprobs: Floats
+    """Log probability of sampled tokens, 0 elsewhere."""
+    versions: tuple[VersionSpan, ...]
+    """Spans over the whole branch, sampled tokens only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished, scored trajectory."""
+
+    env_name: str
+    example_id: str
+    reward: float
+    branches: tuple[Branch, ...]
+    """One while every turn extends the exact tokens of the one before, several where it does not."""
+    temperature: float
+    is_truncated: bool
+    """Whether a completion was cut at its token limit."""
+    metrics: dict[str, float]
+    """Extra numbers the environment reports."""
+    messages: tuple[dict[str, Any], ...]
+    """The conversation, for people."""
+    duration_s: float
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Completion tokens over all branches."""
+        return int(sum(np.count_nonzero(branch.sampled) for branch in self.branches))
+
+
+class FailureReason(StrEnum):
+    """Why a rollout gave no training data."""
+
+    ENV_ERROR = "env_error"
+    """The environment raised."""
+    ENV_TIMEOUT = "env_timeout"
+    """The rollout took longer than `rollout_timeout_s`."""
+    ENGINE_ERROR = "engine_error"
+    """The engine did not answer, after all retries."""
+    INVALID_RESPONSE = "invalid_response"
+    """The engine answered with something that cannot be trained on."""
+    INVALID_REWARD = "invalid_reward"
+    """The reward is not a finite number."""
+    CANCELLED = "cancelled"
+    """The orchestrator stopped it (shutdown, or its group cannot be used any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rollout that failed: data, not a crash."""
+
+    reason: FailureReason
+    message: str

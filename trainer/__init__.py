@@ -1,0 +1,1 @@
+"""Turns batches into policy versions: plan, fetch, pack, step, publish, checkpoint."""

@@ -1,0 +1,157 @@
+"""Configuration of the `trainer` service."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from runtime.config import Config, HealthConfig, ServiceConfig
+
+
+class ModelConfig(Config):
+    """The model to train."""
+
+    path: Path
+    """Hugging Face folder to start from."""
+    seq_len: int = Field(1024, gt=1)
+    """Cap on one sample, in tokens; longer samples are cut at the end."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the parameters in the forward pass; gradients are reduced and parameters kept in float32."""
+    attention: Literal["auto", "segment_sdpa", "torch_varlen", "flash_attn"] = "auto"
+    """Attention kernel; `auto` takes the first that works on this machine, any other fails at start-up if it does not."""
+    device: str = "auto"
+    """`cpu` or `cuda`; `auto` takes a GPU if there is one."""
+
+
+class DppoLossConfig(Config):
+    """`dppo`: mask tokens whose probability moved too far in the direction the advantage pushes."""
+
+    type: Literal["dppo"] = "dppo"
+    """Tag."""
+    delta_low: float = Field(0.2, ge=0)
+    """Largest fall of probability that a negative advantage may still push down."""
+    delta_high: float = Field(0.2, ge=0)
+    """Largest rise of probability that a positive advantage may still push up."""
+    kl_coef: float = Field(1e-3, ge=0)
+    """Weight of the squared log ratio."""
+
+
+LossConfig = Annotated[DppoLossConfig, Field()]
+
+
+class OptimizerConfig(Config):
+    """AdamW."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the moments."""
+    eps: float = Field(1e-8, gt=0)
+    """Term that keeps the update finite."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Global gradient norm above which gradients are scaled down."""
+
+
+class ScheduleConfig(Config):
+    """Learning rate over steps."""
+
+    type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; `linear` and `cosine` fall to `min_lr_ratio` at `max_steps`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Final learning rate as a share of the peak."""
+
+
+class CheckpointConfig(Config):
+    """Durable state."""
+
+    interval_steps: int = Field(10, gt=0)
+    """Steps between checkpoints. The orchestrator keeps every batch since the last one."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints that stay on disk."""
+    resume: bool = True
+    """Continue from the newest valid checkpoint of the run. `false` refuses to start if there is one."""
+    max_failures: int = Field(3, ge=1)
+    """Failed saves in a row after which the trainer stops with exit code 74."""
+
+
+class WeightsConfig(Config):
+    """Publishing policy versions."""
+
+    channel: Literal["filesystem"] = "filesystem"
+    """How weights reach the engines."""
+    keep: int = Field(3, ge=2)
+    """Newest publishes that stay on disk."""
+
+
+class OrchestratorLinkConfig(Config):
+    """Where batches come from."""
+
+    endpoint: str = "tcp://127.0.0.1:29600"
+    """Address of the orchestrator's batch server."""
+    connect_timeout_s: float = Field(60.0, gt=0)
+    """Seconds to wait for the orchestrator's first answer."""
+    peer_timeout_s: float = Field(5.0, gt=0)
+    """Seconds of silence after which the orchestrator counts as dead; the trainer reconnects."""
+    lost_timeout_s: float = Field(600.0, gt=0)
+    """Seconds without an orchestrator after which the trainer gives up with exit code 76."""
+
+
+class ParallelConfig(Config):
+    """Process group."""
+
+    reshard_after_forward: bool = True
+    """Free full parameters after the forward pass (less memory, more communication)."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Seconds after which a collective fails: how soon the death of a rank is noticed."""
+
+
+class TrainerConfig(ServiceConfig):
+    """`trainer`: train a policy on batches from an orchestrator."""
+
+    model: ModelConfig
+    """The model to train."""
+    orchestrator: OrchestratorLinkConfig = OrchestratorLinkConfig()
+    """Where batches come from."""
+    max_steps: int | None = Field(None, gt=0)
+    """Total steps of the run, for the schedule; `None`: until the orchestrator ends the run (needs a constant schedule)."""
+    seed: int = Field(0, ge=0)
+    """Seed of torch in every rank."""
+    micro_batch_max_tokens: int | None = Field(None, gt=1)
+    """Cap on one micro batch, in tokens; `None` means `model.seq_len`."""
+    loss: LossConfig = DppoLossConfig()
+    """The `rl` loss."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning-rate schedule."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints and resuming."""
+    weights: WeightsConfig = WeightsConfig()
+    """Publishing."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Ranks."""
+    health: HealthConfig = HealthConfig(port=9102)
+    """Health endpoint; rank r binds port + r (0: each rank takes a free port)."""
+    max_non_finite_steps: int = Field(3, ge=1)
+    """Steps in a row with a non-finite loss or gradient after which the trainer stops with exit code 77."""
+    num_threads: int = Field(1, gt=0)
+    """Torch threads per rank on a CPU."""
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """The cap that is in force."""
+        return self.micro_batch_max_tokens or self.model.seq_len
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> "TrainerConfig":
+        if self.micro_batch_max_tokens is not None and self.micro_batch_max_tokens > self.model.seq_len:
+            raise ValueError(
+                f"micro_batch_max_tokens ({self.micro_batch_max_tokens}) is above model.seq_len ({self.model.seq_len})"
+            )
+        if self.schedule.type != "constant" and self.max_steps is None:
+            raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
+        return self
