@@ -1,0 +1,97 @@
+"""The proxy itself: each fault does what it says to a real ZeroMQ pair."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from tests.faults.chaos_proxy import ChaosProxy, Faults
+
+Pair = tuple[ChaosProxy, zmq.Socket[bytes], zmq.Socket[bytes]]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A DEALER that talks through the proxy to another DEALER."""
+    context = zmq.Context()
+    server = context.socket(zmq.DEALER)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    with ChaosProxy(port) as proxy:
+        client = context.socket(zmq.DEALER)
+        client.connect(f"tcp://127.0.0.1:{proxy.port}")
+        client.send(b"ping")
+        assert server.poll(5000)
+        server.recv()
+        yield proxy, client, server
+        client.close(linger=0)
+    server.close(linger=0)
+    context.term()
+
+
+def reconnect(proxy: ChaosProxy, client: "zmq.Socket[bytes]", faults: Faults) -> None:
+    proxy.faults = faults
+    before = proxy.num_connections
+    proxy.cut()
+    deadline = time.monotonic() + 5
+    while proxy.num_connections == before and time.monotonic() < deadline:
+        client.poll(10)
+    assert proxy.num_connections > before
+
+
+def receive_all(server: "zmq.Socket[bytes]", timeout_ms: int = 500) -> list[list[bytes]]:
+    messages = []
+    while server.poll(timeout_ms):
+        messages.append(server.recv_multipart())
+    return messages
+
+
+def test_clean_proxy_forwards_every_message(pair: Pair) -> None:
+    _, client, server = pair
+    for number in range(100):
+        client.send_multipart([b"%d" % number, b"x" * 1000])
+    assert [message[0] for message in receive_all(server)] == [b"%d" % number for number in range(100)]
+
+
+def test_black_hole_swallows_without_closing(pair: Pair) -> None:
+    proxy, client, server = pair
+    proxy.faults = Faults(black_hole=True)
+    client.send(b"lost")
+    assert receive_all(server) == []
+    assert proxy.num_connections == 1
+
+
+def test_cut_connection_is_made_again(pair: Pair) -> None:
+    proxy, client, server = pair
+    reconnect(proxy, client, Faults())
+    client.send(b"after")
+    assert server.poll(5000)
+    assert server.recv() == b"after"
+
+
+def test_duplicate_and_swap_keep_messages_whole(pair: Pair) -> None:
+    proxy, client, server = pair
+    reconnect(proxy, client, Faults(duplicate=0.5, swap=0.5))
+    for number in range(50):
+        client.send_multipart([b"%d" % number, b"body"])
+    received = [int(message[0]) for message in receive_all(server) if len(message) == 2]
+    assert set(received) >= set(range(49))  # the last one may still be held back
+    assert len(received) > 50
+    assert received != sorted(received)
+
+
+def test_trickle_slows_a_message_down(pair: Pair) -> None:
+    proxy, client, server = pair
+    proxy.faults = Faults(trickle_bytes_per_s=100)
+    start = time.monotonic()
+    client.send(b"x" * 50)
+    assert server.poll(5000)
+    assert time.monotonic() - start > 0.3
+
+
+def test_corruption_reaches_the_peer_or_breaks_the_link(pair: Pair) -> None:
+    proxy, client, server = pair
+    proxy.faults = Faults(corrupt=1.0)
+    for _ in range(20):
+        client.send(b"a" * 1000)
+    assert receive_all(server) != [[b"a" * 1000]] * 20
