@@ -93,7 +93,7 @@ def load_config(config_class: type[ConfigT], argv: Sequence[str], *, prog: str) 
     try:
         config: ConfigT = cli(config_class, args=list(argv), prog=prog)
     except ConfigFileError as error:
-        raise UserError(f"{prog}: {describe(error)}") from error
+        raise UserError(describe(error)) from error
     if config.dry_run:
         sys.stdout.write(resolved_json(config) + "\n")
         raise SystemExit(0)

@@ -1,10 +1,10 @@
 """Errors that end a process.
 
-    ServiceError          ends the process with `exit_code` and one line
-    ├── UserError         the user can mend it: exit code 2
-    ├── StorageError      the disk refuses: exit code 74
-    ├── StallError        nothing moves: exit code 75
-    └── PeerLostError     a peer is gone: exit code 76
+ServiceError          ends the process with `exit_code` and one line
+├── UserError         the user can mend it: exit code 2
+├── StorageError      the disk refuses: exit code 74
+├── StallError        nothing moves: exit code 75
+└── PeerLostError     a peer is gone: exit code 76
 """
 
 from runtime.exit_codes import ExitCode

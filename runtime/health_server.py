@@ -1,0 +1,78 @@
+"""`/health` and `/metrics` over HTTP, from a thread of its own.
+
+A thread and not the service's event loop: the endpoint must answer exactly when the loop, or the training step, hangs.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, ProcessCollector, generate_latest
+
+from runtime.errors import UserError
+from runtime.health import Health, Status
+
+_SERVING = (Status.OK, Status.STOPPING)
+
+
+class HealthServer:
+    """Serves until `close`. Port 0 takes a free port; see `url`. Raises `UserError` when the port is taken."""
+
+    def __init__(self, health: Health, *, host: str, port: int, registry: CollectorRegistry | None = None) -> None:
+        registry = registry or CollectorRegistry()
+        ProcessCollector(registry=registry)
+        age = Gauge(f"tandem_{health.service}_progress_age_s", "Seconds since the last progress", registry=registry)
+        age.set_function(lambda: health.progress_age_s)
+        try:
+            self._server = _Server((host, port), _handler(health, registry))
+        except OSError as error:
+            raise UserError(
+                f"cannot bind health endpoint {host}:{port}: {error.strerror}; set --health.port"
+            ) from error
+        self.host, self.port = host, int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Full URL of `/health`. A wildcard address is reached through loopback."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}/health"
+
+    def close(self) -> None:
+        """Stop answering and free the port. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 16
+
+
+def _handler(health: Health, registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5  # a client that sends nothing must not hold its thread
+
+        def do_GET(self) -> None:
+            if self.path == "/health":
+                report = health.report()
+                code = 200 if report["status"] in _SERVING else 503
+                self._reply(code, "application/json", json.dumps(report).encode())
+            elif self.path == "/metrics":
+                self._reply(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+            else:
+                self._reply(404, "application/json", b'{"error": {"message": "try /health or /metrics"}}')
+
+        def _reply(self, code: int, content_type: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Probes come every second: they are not news."""
+
+    return Handler

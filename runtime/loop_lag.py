@@ -1,0 +1,59 @@
+"""Measures how late an event loop runs its callbacks: code that blocks it stalls every rollout at once."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from loguru import logger
+
+TICK_S = 0.05
+"""Seconds between two probes."""
+WINDOW = 200
+"""Probes that the percentile looks at: about ten seconds."""
+WARN_LAG_S = 0.1
+"""99th percentile of lag above which a warning is due."""
+WARN_EVERY_S = 60.0
+"""Seconds between two warnings."""
+
+
+class LoopLag:
+    """Run `probe()` as a task of the loop to watch; `blocked_s` may be read from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lags: deque[float] = deque(maxlen=WINDOW)
+        self._last_tick: float | None = None
+        self._next_warning = 0.0
+
+    async def probe(self) -> None:
+        """Measure until cancelled."""
+        try:
+            while True:
+                self._last_tick = self._clock()
+                await asyncio.sleep(TICK_S)
+                self._note(self._clock() - self._last_tick - TICK_S)
+        finally:
+            self._last_tick = None
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that the loop has been blocked for right now; 0 when it turns or is not probed."""
+        last_tick = self._last_tick
+        return 0.0 if last_tick is None else max(0.0, self._clock() - last_tick - TICK_S)
+
+    @property
+    def p99_s(self) -> float:
+        """99th percentile of the lag over the last window, in seconds."""
+        lags = sorted(self._lags)
+        return lags[int(0.99 * (len(lags) - 1))] if lags else 0.0
+
+    def _note(self, lag: float) -> None:
+        self._lags.append(lag)
+        now = self._clock()
+        if lag > WARN_LAG_S and now >= self._next_warning and self.p99_s > WARN_LAG_S:
+            self._next_warning = now + WARN_EVERY_S
+            logger.warning(
+                f"event loop lags {self.p99_s * 1000:.0f} ms (p99): code that runs in it blocks; "
+                "move environments with blocking calls out of this process"
+            )

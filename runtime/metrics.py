@@ -1,0 +1,80 @@
+"""Metrics of a service: JSON lines always, TensorBoard and Prometheus beside them.
+
+Metrics never stop a run: a sink that refuses is dropped with one warning, and JSON lines are tried again at each step.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from loguru import logger
+from prometheus_client import CollectorRegistry
+
+from runtime.config import MetricsConfig
+from runtime.metric_sinks import JsonlSink, MetricSink, PrometheusSink, TensorBoardSink
+from runtime.run_dir import RunDir
+
+
+class MetricLog:
+    """Writes the numbers of each step to `metrics/<service>.jsonl`, `metrics/tensorboard/<service>` and `registry`.
+
+    Usage: `metrics.log(step, {"loss": 0.3, "reward/all/mean": 0.7})`. Safe to call from one thread at a time.
+    """
+
+    def __init__(
+        self, service: str, run_dir: RunDir, config: MetricsConfig, registry: CollectorRegistry | None = None
+    ) -> None:
+        self._sinks: dict[str, MetricSink] = {}
+        self._warned: set[str] = set()
+        self._sinks["jsonl"] = JsonlSink(run_dir.metrics / f"{service}.jsonl")
+        if registry is not None:
+            self._sinks["prometheus"] = PrometheusSink(service, registry)
+        if config.tensorboard:
+            self._add_tensorboard(run_dir.metrics / "tensorboard" / service)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record `values` of `step`. Non-finite numbers become null. Never raises for a full or missing disk."""
+        at = time.time()
+        numbers = {key: float(value) for key, value in values.items()}
+        for name, sink in self._sinks.items():
+            try:
+                sink.write(step, at, numbers)
+            except OSError as error:
+                self._warn(name, f"{name} metrics cannot be written ({error}); the run goes on without them")
+
+    def close(self) -> None:
+        """Close all sinks. Idempotent."""
+        for name, sink in self._sinks.items():
+            try:
+                sink.close()
+            except OSError as error:  # buffered bytes that a full disk refused
+                self._warn(name, f"{name} metrics are incomplete ({error})")
+
+    def _add_tensorboard(self, folder: Path) -> None:
+        try:
+            self._sinks["tensorboard"] = TensorBoardSink(folder)
+        except ImportError:
+            self._warn("tensorboard", "TensorBoard is not installed (extra `torch`); set --no-metrics.tensorboard")
+        except OSError as error:
+            self._warn("tensorboard", f"no TensorBoard files: {error}")
+
+    def _warn(self, name: str, message: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning(message)
+
+
+def read_metrics(path: Path) -> list[dict[str, float | None]]:
+    """All whole lines of a metrics file, oldest first; a torn line of a killed process is skipped."""
+    rows: list[dict[str, float | None]] = []
+    if not path.exists():
+        return rows
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

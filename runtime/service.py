@@ -1,0 +1,50 @@
+"""The one place that turns errors into exit codes."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from loguru import logger
+
+from runtime.errors import ServiceError
+from runtime.exit_codes import ExitCode
+from runtime.logging import PRINTED, start_logging
+
+Main = Callable[[Sequence[str]], int | None]
+"""A service: takes its arguments, returns its exit code (`None` is 0) or raises."""
+
+
+def run_main(prog: str, function: Main, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `function` and end the process, with one of `runtime.exit_codes`.
+
+    A `ServiceError`, also inside the group that a `TaskGroup` raises, is one line on stderr and in the log, without
+    a traceback. Anything else is a bug: its traceback is logged, exit code 1.
+    """
+    start_logging()
+    try:
+        code = function(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        raise SystemExit(_report(prog, error)) from None
+    raise SystemExit(code or ExitCode.OK)
+
+
+def _report(prog: str, error: Exception) -> int:
+    known = find_service_error(error)
+    if known is None:
+        logger.opt(exception=error).critical(f"{prog} failed: {error!r}")
+        return ExitCode.FAILED
+    message = " ".join(str(known).split())
+    sys.stderr.write(f"{prog}: {message}\n")
+    logger.bind(**PRINTED).error(message)
+    return known.exit_code
+
+
+def find_service_error(error: BaseException) -> ServiceError | None:
+    """The first `ServiceError` in `error`, which may be a group of groups."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for inner in error.exceptions if (known := find_service_error(inner))), None)
+    return None

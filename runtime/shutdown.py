@@ -1,0 +1,61 @@
+"""Stop requests: the first SIGTERM or SIGINT asks for a graceful end, the second ends the process at once."""
+
+import asyncio
+import os
+import select
+import signal
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Shutdown:
+    """Installed in the main thread at construction; works in plain services, and in asyncio ones through `event()`.
+
+    The handler only sets a flag and writes to a pipe. It must not take a lock: it interrupts the main thread anywhere,
+    also inside `threading.Event`, where `set()` would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event: asyncio.Event | None = None
+        self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+
+    @property
+    def requested(self) -> bool:
+        """True from the first signal, or from `request()`, on."""
+        return self._requested
+
+    def request(self) -> None:
+        """Ask for a graceful end, as the first signal does."""
+        if not self._requested:
+            self._requested = True
+            os.write(self._writer, b"x")
+            if self._loop is not None and self._event is not None:
+                self._loop.call_soon_threadsafe(self._event.set)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a stop is requested or `timeout_s` has passed; true if it is requested. Any thread."""
+        return bool(select.select([self._reader], [], [], timeout_s)[0])
+
+    def event(self) -> asyncio.Event:
+        """An event of the running loop that a stop request sets. A blocked loop does not delay the second signal."""
+        self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
+        if self._requested:
+            self._event.set()
+        return self._event
+
+    def close(self) -> None:
+        """Give the signals back. Idempotent."""
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous = {}
+        self._loop = self._event = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
+            os._exit(128 + number)
+        self.request()

@@ -1,0 +1,87 @@
+"""No silent hang: a service that makes no progress says where it stands, and ends with exit code 75."""
+
+import faulthandler
+import os
+import sys
+import threading
+from pathlib import Path
+
+from loguru import logger
+
+from runtime.exit_codes import ExitCode
+from runtime.health import Health
+from runtime.loop_lag import LoopLag
+
+BLOCKED_DUMP_S = 30.0
+"""Seconds that an event loop may be blocked before all stacks are dumped, once per block."""
+
+
+class Watchdog:
+    """Watches `health` from a thread. On a stall: dump all stacks, say what the service waits for, exit 75 at once.
+
+    `os._exit` and not an exception: whatever hangs may hold locks that a clean end would wait for. State that matters
+    is on the disk already. With `loop_lag` a blocked event loop is dumped, too.
+    """
+
+    def __init__(self, health: Health, stacks: Path | None = None, loop_lag: LoopLag | None = None) -> None:
+        self._health = health
+        self._stacks = stacks
+        self._loop_lag = loop_lag
+        self._block_dumped = False
+        self._stop = threading.Event()
+        self._poll_s = min(1.0, health.stall_timeout_s / 10)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> "Watchdog":
+        """Begin to watch."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop watching. Idempotent."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
+
+    def __enter__(self) -> "Watchdog":
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._poll_s):
+            age = self._health.progress_age_s
+            if age > self._health.stall_timeout_s:
+                self._end(age)
+            if self._loop_lag is not None:
+                self._check_loop(self._loop_lag)
+
+    def _check_loop(self, loop_lag: LoopLag) -> None:
+        blocked_s = loop_lag.blocked_s
+        if blocked_s < BLOCKED_DUMP_S:
+            self._block_dumped = False
+        elif not self._block_dumped:
+            self._block_dumped = True
+            logger.error(f"event loop blocked for {blocked_s:.0f} s; stacks: {self._dump()}")
+
+    def _end(self, age: float) -> None:
+        where = self._dump()
+        waits = self._health.waits or "nothing it knows of"
+        logger.critical(
+            f"{self._health.service} stalled: no progress for {age:.1f} s "
+            f"(stall_timeout_s = {self._health.stall_timeout_s:g}), waiting for {waits}; stacks: {where}"
+        )
+        os._exit(ExitCode.STALLED)
+
+    def _dump(self) -> str:
+        """Write the stacks of all threads to stderr and, if possible, to the stacks file; say where."""
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+        if self._stacks is None:
+            return "stderr"
+        try:
+            with self._stacks.open("a") as file:
+                faulthandler.dump_traceback(file=file, all_threads=True)
+        except OSError:  # the disk may be what hangs us: stderr has the stacks
+            return "stderr"
+        return str(self._stacks)
