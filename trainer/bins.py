@@ -1,0 +1,58 @@
+"""Samples into bins under a token cap: the two packers that a plan is made of. Pure, deterministic, numbers only."""
+
+import heapq
+from bisect import bisect_left, insort
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+ATTENTION_KNEE_TOKENS = 16_384
+"""Length at which attention costs about as much as the rest of the network (12 x hidden size; here of a small model)."""
+
+
+def compute_cost(lengths: IntArray) -> IntArray:
+    """Relative cost of a forward and backward pass over one sample: linear layers plus quadratic attention."""
+    return lengths * ATTENTION_KNEE_TOKENS + lengths * lengths
+
+
+def best_fit_decreasing(lengths: IntArray, cap: int) -> tuple[IntArray, int]:
+    """(bin of each sample, number of bins). A bin holds at most `cap` tokens, or a single longer sample."""
+    bin_of = np.zeros(len(lengths), dtype=np.int64)
+    free: list[tuple[int, int]] = []  # (free tokens, bin), sorted: the first that fits leaves the least room
+    num_bins = 0
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[row])
+        position = bisect_left(free, (length, -1))
+        if position < len(free):
+            room, target = free.pop(position)
+        else:
+            room, target = cap, num_bins
+            num_bins += 1
+        bin_of[row] = target
+        if room > length:
+            insort(free, (room - length, target))
+    return bin_of, num_bins
+
+
+def spread_by_cost(lengths: IntArray, num_bins: int, cap: int) -> IntArray | None:
+    """Bin of each sample so that bins cost about the same: the dearest sample first, into the cheapest bin with room.
+
+    `None` if that order does not fit under the cap; the caller then keeps the tight packing it has.
+    """
+    costs = compute_cost(lengths)
+    heap = [(0, target, cap) for target in range(num_bins)]  # (cost so far, bin, free tokens)
+    bin_of = np.zeros(len(lengths), dtype=np.int64)
+    for row in np.argsort(-costs, kind="stable").tolist():
+        length, too_full = int(lengths[row]), []
+        while heap and heap[0][2] < length and heap[0][0] > 0:
+            too_full.append(heapq.heappop(heap))
+        if not heap:
+            return None
+        cost, target, room = heap[0]
+        heapq.heapreplace(heap, (cost + int(costs[row]), target, room - length))
+        bin_of[row] = target
+        for entry in too_full:
+            heapq.heappush(heap, entry)
+    return bin_of

@@ -1,0 +1,33 @@
+"""`Layout`: where this process stands among the ranks, and how large its micro batches may be."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All that a plan needs besides the manifest. Everything but `rank` is the same on every rank, and so is the plan."""
+
+    rank: int
+    world_size: int
+    micro_batch_tokens: int
+    """Cap on one micro batch."""
+    seq_len: int
+    """Cap on one sample: a longer one is trained cut to this length."""
+    num_mini_batches: int = 1
+    """Optimizer steps per batch."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is not one of {self.world_size} ranks")
+        if min(self.micro_batch_tokens, self.seq_len) < 2 or self.num_mini_batches < 1:
+            raise ValueError(f"caps must be at least 2 tokens and mini-batches at least 1, got {self}")
+
+    @property
+    def dp_size(self) -> int:
+        """Number of ranks that train different samples."""
+        return self.world_size
+
+    @property
+    def dp_rank(self) -> int:
+        """Which of those this process is."""
+        return self.rank

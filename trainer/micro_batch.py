@@ -1,0 +1,99 @@
+"""`MicroBatch`: samples laid end to end as one row of tokens, and `LossTokens`: what is known of each trained token.
+
+T tokens of the row, S segments, L trained tokens. `seq_lens` is the only source of segment boundaries. The first
+`sample_count` segments are samples; one more, if there is one, is padding. A dummy is padding alone.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from trainer.attention.segments import SegmentInfo
+
+
+@dataclass(frozen=True)
+class LossTokens:
+    """One entry per trained token, in row order. A weight stream that no token belongs to is `None` and costs nothing."""
+
+    index: Tensor
+    """int64[L]: place of the token in the row. Its prediction is made at `index - 1`, always in the same segment."""
+    segments: Tensor
+    """int64[L]: segment of the token."""
+    labels: Tensor
+    """int64[L]: the token."""
+    logprobs: Tensor
+    """float32[L]: under the behaviour policy, at `temperatures`."""
+    advantages: Tensor
+    """float32[L]."""
+    temperatures: Tensor
+    """float32[L]."""
+    rl_weights: Tensor | None
+    """float32[L]; 0: not a member of the component."""
+    ce_weights: Tensor | None
+    """float32[L]; 0: not a member of the component."""
+    ref_kl_weights: Tensor | None
+    """float32[L]; 0: not a member of the component."""
+    ref_logprobs: Tensor | None
+    """float32[L]: under the reference policy; never `None` when `ref_kl_weights` is not."""
+
+    def to(self, device: torch.device) -> "LossTokens":
+        """The same on `device`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return LossTokens(**{name: value if value is None else value.to(device) for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass."""
+
+    token_ids: Tensor
+    """int64[T]."""
+    position_ids: Tensor
+    """int64[T]: from 0 in every segment."""
+    seq_lens: tuple[int, ...]
+    """Length of each segment, in order; they sum to T."""
+    sample_count: int
+    """Leading segments that are samples."""
+    env_ids: Tensor
+    """int64[sample_count]: index into the plan's `env_names`."""
+    rewards: Tensor
+    """float32[sample_count]."""
+    advantages: Tensor
+    """float32[sample_count]: of the sample, or the mean over its trained tokens."""
+    sample_rows: tuple[int, ...]
+    """Row of each sample in the manifest."""
+    loss_tokens: LossTokens
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether this only keeps the ranks in step."""
+        return self.sample_count == 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of samples; padding does not count."""
+        return sum(self.seq_lens[: self.sample_count])
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Trained tokens."""
+        return self.loss_tokens.index.shape[0]
+
+    def segment_info(self) -> SegmentInfo:
+        """Boundaries as attention kernels want them, on the device of the tokens."""
+        return SegmentInfo.of(self.seq_lens, self.token_ids.device)
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same on `device`."""
+        return MicroBatch(
+            token_ids=self.token_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            seq_lens=self.seq_lens,
+            sample_count=self.sample_count,
+            env_ids=self.env_ids.to(device),
+            rewards=self.rewards.to(device),
+            advantages=self.advantages.to(device),
+            sample_rows=self.sample_rows,
+            loss_tokens=self.loss_tokens.to(device),
+        )

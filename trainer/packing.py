@@ -1,0 +1,124 @@
+"""Samples to micro batches: one concatenation per column, no loop over tokens.
+
+A sample longer than `seq_len` is cut at its end. Absent weight streams mean `rl` = 1 and `ce` = `ref_kl` = 0, on
+trained tokens; a weight on a token that `loss_mask` leaves out has no effect.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainer.errors import BatchMismatch
+from trainer.micro_batch import LossTokens, MicroBatch
+from trainer.plan import StepPlan
+from transport.sample import TrainingSample
+from transport.tensor import EncodedTensor
+
+Floats = npt.NDArray[np.float32]
+PADDING_TOKEN_ID = 0
+"""Any valid id: padding is a segment of its own, so no sample sees it."""
+
+
+def pack_mini_batch(
+    plan: StepPlan, mini_batch_index: int, rank: int, samples: Mapping[int, TrainingSample], pad_multiple: int = 1
+) -> list[MicroBatch]:
+    """The micro batches of `rank`, in the order of the plan, dummies included.
+
+    `samples` maps manifest rows to samples. Raises `BatchMismatch` if one is missing or is not what the manifest said.
+    """
+    mini_batch = plan.mini_batches[mini_batch_index]
+    micro_batches = []
+    for round_index in range(mini_batch.num_rounds):
+        rows = mini_batch.micro_batch_rows(rank, round_index).tolist()
+        _check_rows(plan, rows, samples)
+        env_ids = [plan.env_names.index(samples[row].env_name) for row in rows]
+        micro_batches.append(pack([samples[row] for row in rows], env_ids, rows, plan.seq_len, pad_multiple))
+    return micro_batches
+
+
+def pack(
+    samples: Sequence[TrainingSample],
+    env_ids: Sequence[int],
+    rows: Sequence[int],
+    seq_len: int,
+    pad_multiple: int = 1,
+) -> MicroBatch:
+    """One micro batch. No samples: a dummy of one token. `pad_multiple` rounds the row up with a padding segment."""
+    seq_lens = [min(sample.num_tokens, seq_len) for sample in samples]
+    num_padding = -sum(seq_lens) % pad_multiple if samples else max(1, pad_multiple)
+    token_ids = [sample.token_ids.numpy()[:seq_len] for sample in samples] + [np.full(num_padding, PADDING_TOKEN_ID)]
+    all_lens = tuple(seq_lens) + ((num_padding,) if num_padding else ())
+    loss_tokens = _loss_tokens(samples, seq_lens)
+    return MicroBatch(
+        token_ids=torch.from_numpy(np.concatenate(token_ids).astype(np.int64)),
+        position_ids=torch.from_numpy(np.concatenate([np.arange(length) for length in all_lens])),
+        seq_lens=all_lens,
+        sample_count=len(samples),
+        env_ids=torch.tensor(env_ids, dtype=torch.int64),
+        rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
+        advantages=torch.tensor([_sample_advantage(sample, seq_len) for sample in samples], dtype=torch.float32),
+        sample_rows=tuple(rows),
+        loss_tokens=loss_tokens,
+    )
+
+
+def _check_rows(plan: StepPlan, rows: Sequence[int], samples: Mapping[int, TrainingSample]) -> None:
+    for row in rows:
+        if row not in samples:
+            raise BatchMismatch(f"row {row} of batch {plan.step} was planned but not fetched")
+        sample = samples[row]
+        if min(sample.num_tokens, plan.seq_len) != plan.lengths[row] or sample.env_name not in plan.env_names:
+            raise BatchMismatch(
+                f"row {row} of batch {plan.step} is {sample.trajectory_id} of env {sample.env_name!r} with "
+                f"{sample.num_tokens} tokens, which its manifest does not say"
+            )
+
+
+def _loss_tokens(samples: Sequence[TrainingSample], seq_lens: Sequence[int]) -> LossTokens:
+    masks = [sample.loss_mask.numpy()[:length] for sample, length in zip(samples, seq_lens, strict=True)]
+    mask = np.concatenate([*masks, np.zeros(0, dtype=np.bool_)])
+
+    def column(values: Sequence[float | EncodedTensor | None], dtype: type[np.generic] = np.float32) -> Tensor:
+        parts = [_expand(value, length, dtype) for value, length in zip(values, seq_lens, strict=True)]
+        return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype=dtype)])[mask])
+
+    ref_kl_weights = _members(column([sample.ref_kl_weights for sample in samples]))
+    return LossTokens(
+        index=torch.from_numpy(np.flatnonzero(mask)),
+        segments=torch.from_numpy(np.repeat(np.arange(len(samples)), seq_lens)[mask]),
+        labels=column([sample.token_ids for sample in samples], np.int64),
+        logprobs=column([sample.logprobs for sample in samples]),
+        advantages=column([sample.advantages for sample in samples]),
+        temperatures=column([sample.temperature for sample in samples]),
+        rl_weights=_members(column([1.0 if s.rl_weights is None else s.rl_weights for s in samples])),
+        ce_weights=_members(column([sample.ce_weights for sample in samples])),
+        ref_kl_weights=ref_kl_weights,
+        ref_logprobs=None if ref_kl_weights is None else column([_reference(sample) for sample in samples]),
+    )
+
+
+def _expand(value: float | EncodedTensor | None, length: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    if isinstance(value, EncodedTensor):
+        return value.numpy()[:length].astype(dtype, copy=False)
+    return np.full(length, value or 0.0, dtype=dtype)
+
+
+def _members(weights: Tensor) -> Tensor | None:
+    return weights if bool((weights != 0).any()) else None
+
+
+def _reference(sample: TrainingSample) -> EncodedTensor | None:
+    if sample.ref_kl_weights is not None and sample.ref_logprobs is None:
+        raise BatchMismatch(f"{sample.trajectory_id} has ref_kl_weights but no ref_logprobs to measure against")
+    return sample.ref_logprobs
+
+
+def _sample_advantage(sample: TrainingSample, seq_len: int) -> float:
+    if not isinstance(sample.advantages, EncodedTensor):
+        return sample.advantages
+    trained = sample.advantages.numpy()[:seq_len][sample.loss_mask.numpy()[:seq_len]]
+    return float(trained.mean()) if trained.size else 0.0

@@ -1,0 +1,163 @@
+"""`plan_step`: from a manifest and a layout to who trains what, in which order.
+
+    manifest ─▶ mini-batches of whole trajectories ─▶ bins under the token cap ─▶ rounds of one bin per rank
+
+Pure: every rank computes the same plan from the same manifest, and `digest` lets them prove it. Ranks move in
+lock-step, one round at a time, so a round costs what its dearest bin costs: bins of like cost share a round, and a
+bin without samples becomes a one-token dummy instead of a copy of real work.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import xxhash
+
+from trainer.bins import IntArray, best_fit_decreasing, compute_cost, spread_by_cost
+from trainer.errors import PlanError
+from trainer.layout import Layout
+from transport.manifest import TEXT, BatchManifest
+
+
+@dataclass(frozen=True)
+class GlobalCounts:
+    """What one mini-batch holds over all ranks, dummies and padding excluded."""
+
+    num_samples: int
+    num_trajectories: int
+    num_tokens: int
+    """After cutting samples to `seq_len`."""
+    num_loss_tokens: int
+    """As the manifest states them: an upper bound where samples are cut."""
+
+
+@dataclass(frozen=True)
+class MiniBatchPlan:
+    """The micro batches of one optimizer step: `num_rounds` for every rank."""
+
+    num_rounds: int
+    num_ranks: int
+    rows: IntArray
+    """Rows of the manifest, ordered by rank, then by round."""
+    offsets: IntArray
+    """Where bin `rank * num_rounds + round` begins in `rows`; one entry more than bins."""
+    counts: GlobalCounts
+
+    def micro_batch_rows(self, rank: int, round_index: int) -> IntArray:
+        """Rows that `rank` trains in this round, ascending; none: a dummy."""
+        bin_index = rank * self.num_rounds + round_index
+        return self.rows[self.offsets[bin_index] : self.offsets[bin_index + 1]]
+
+    def rows_for(self, rank: int) -> IntArray:
+        """All rows of `rank`."""
+        return self.rows[self.offsets[rank * self.num_rounds] : self.offsets[(rank + 1) * self.num_rounds]]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Every row of the manifest is in exactly one micro batch of one rank of one mini-batch."""
+
+    step: int
+    batch_digest: str
+    env_names: tuple[str, ...]
+    seq_len: int
+    lengths: IntArray
+    """Trained length of each row: its tokens, cut to `seq_len`."""
+    mini_batches: tuple[MiniBatchPlan, ...]
+
+    def rows_for(self, rank: int) -> IntArray:
+        """Rows that `rank` must fetch, ascending."""
+        return np.sort(np.concatenate([mini_batch.rows_for(rank) for mini_batch in self.mini_batches]))
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal on two ranks exactly if they are about to train the same batch in the same way."""
+        state = xxhash.xxh3_128(f"{self.step}/{self.batch_digest}/{self.seq_len}")
+        for mini_batch in self.mini_batches:
+            state.update(f"/{mini_batch.num_rounds}x{mini_batch.num_ranks}/")
+            state.update(mini_batch.rows.tobytes())
+            state.update(mini_batch.offsets.tobytes())
+        return state.hexdigest()
+
+
+def plan_step(manifest: BatchManifest, layout: Layout) -> StepPlan:
+    """Who trains what. Raises `PlanError` for a batch, or a mini-batch of it, without a trained token."""
+    _check_trainable(manifest)
+    lengths = np.minimum(manifest.columns.lengths.numpy(), layout.seq_len).astype(np.int64)
+    mini_batch_of = assign_mini_batches(manifest.columns.trajectories.numpy(), lengths, layout.num_mini_batches)
+    return StepPlan(
+        step=manifest.step,
+        batch_digest=manifest.digest,
+        env_names=manifest.env_names,
+        seq_len=layout.seq_len,
+        lengths=lengths,
+        mini_batches=tuple(
+            _plan_mini_batch(np.flatnonzero(mini_batch_of == index), lengths, manifest, layout)
+            for index in range(layout.num_mini_batches)
+        ),
+    )
+
+
+def assign_mini_batches(trajectories: IntArray, lengths: IntArray, num_mini_batches: int) -> IntArray:
+    """Mini-batch of each sample: whole trajectories, in order of first appearance, about equal in tokens."""
+    _, first_row, inverse = np.unique(trajectories, return_index=True, return_inverse=True)
+    order = np.argsort(first_row, kind="stable")
+    tokens = np.bincount(inverse, weights=lengths)[order]
+    midpoints = np.cumsum(tokens) - tokens / 2
+    mini_batch_of_trajectory = np.empty(len(order), dtype=np.int64)
+    mini_batch_of_trajectory[order] = midpoints * num_mini_batches // tokens.sum()
+    return mini_batch_of_trajectory[inverse]
+
+
+def _check_trainable(manifest: BatchManifest) -> None:
+    if manifest.num_samples == 0:
+        raise PlanError(f"batch {manifest.step} has no samples: the orchestrator must not cut an empty batch")
+    if (manifest.columns.modalities.numpy() != TEXT).any():
+        raise PlanError(f"batch {manifest.step} has image samples, which this trainer cannot train")
+
+
+def _plan_mini_batch(rows: IntArray, lengths: IntArray, manifest: BatchManifest, layout: Layout) -> MiniBatchPlan:
+    counts = _count(rows, lengths, manifest)
+    if counts.num_loss_tokens == 0:
+        raise PlanError(
+            f"batch {manifest.step} gives a mini-batch of {counts.num_samples} samples without a trained token"
+        )
+    bin_of, num_rounds = _pack(lengths[rows], layout)
+    slot_of_bin = _schedule(bin_of, lengths[rows], num_rounds, layout.dp_size)
+    slots = slot_of_bin[bin_of]
+    order = np.argsort(slots, kind="stable")
+    offsets = np.zeros(num_rounds * layout.dp_size + 1, dtype=np.int64)
+    np.cumsum(np.bincount(slots, minlength=num_rounds * layout.dp_size), out=offsets[1:])
+    return MiniBatchPlan(num_rounds, layout.dp_size, rows[order], offsets, counts)
+
+
+def _pack(lengths: IntArray, layout: Layout) -> tuple[IntArray, int]:
+    """(bin of each sample, number of rounds): tight bins, or, if rounding up to whole rounds leaves room, even ones."""
+    bin_of, num_bins = best_fit_decreasing(lengths, layout.micro_batch_tokens)
+    num_rounds = -(-num_bins // layout.dp_size)
+    if num_bins < num_rounds * layout.dp_size:
+        spread = spread_by_cost(lengths, num_rounds * layout.dp_size, layout.micro_batch_tokens)
+        bin_of = bin_of if spread is None else spread
+    return bin_of, num_rounds
+
+
+def _schedule(bin_of: IntArray, lengths: IntArray, num_rounds: int, num_ranks: int) -> IntArray:
+    """Slot (rank * num_rounds + round) of each bin: dearest bins first, `num_ranks` of like cost to a round.
+
+    Every other round is dealt in reverse, so that no rank gets the dearest bin of every round.
+    """
+    costs = np.bincount(bin_of, weights=compute_cost(lengths), minlength=num_rounds * num_ranks)
+    place = np.empty(len(costs), dtype=np.int64)
+    place[np.argsort(-costs, kind="stable")] = np.arange(len(costs))
+    rounds, seats = place // num_ranks, place % num_ranks
+    ranks = np.where(rounds % 2 == 0, seats, num_ranks - 1 - seats)
+    return ranks * num_rounds + rounds
+
+
+def _count(rows: IntArray, lengths: IntArray, manifest: BatchManifest) -> GlobalCounts:
+    return GlobalCounts(
+        num_samples=len(rows),
+        num_trajectories=len(np.unique(manifest.columns.trajectories.numpy()[rows])),
+        num_tokens=int(lengths[rows].sum()),
+        num_loss_tokens=int(manifest.columns.loss_tokens.numpy()[rows].sum()),
+    )
