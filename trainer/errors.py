@@ -3,13 +3,20 @@
     TrainerError
     ├── PlanError               a batch that cannot be trained: no sample, no trained token, a modality we do not train
     ├── BatchMismatch           fetched samples that are not the ones the plan was made from
+    ├── RankMismatch            ranks that must hold the same thing do not
+    ├── CheckpointInvalid       a checkpoint that must not be loaded: partial, corrupt, or of another run
+    ├── NonFiniteError          (exit code 77) loss or gradient were not finite too many steps in a row
+    ├── RankMismatch            ranks that should agree do not
     ├── ModelUnusable           (also a UserError) the model folder cannot be loaded or cannot be trained packed
     └── AttentionUnavailable    (also a UserError) the attention kernel asked for does not work here
 
 The last two are the user's to mend: one line, exit code 2.
 """
 
-from runtime.errors import UserError
+from collections.abc import Sequence
+
+from runtime.errors import ServiceError, UserError
+from runtime.exit_codes import ExitCode
 
 
 class TrainerError(Exception):
@@ -22,6 +29,33 @@ class PlanError(TrainerError):
 
 class BatchMismatch(TrainerError):
     """Samples that contradict their manifest."""
+
+
+class RankMismatch(TrainerError):
+    """Ranks disagree on something that is a pure function of the same input."""
+
+    def __init__(self, what: str, values: Sequence[str]) -> None:
+        listed = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+        super().__init__(f"ranks disagree on {what}: {listed}")
+
+
+class CheckpointInvalid(TrainerError):
+    """A folder that is no usable checkpoint; the message is the reason."""
+
+
+class NonFiniteError(TrainerError, ServiceError):
+    """Training produces NaN or infinity and does not recover."""
+
+    exit_code = ExitCode.NON_FINITE
+
+
+class RankMismatch(TrainerError):
+    """Ranks hold different values of something that must be one: a plan, a resume step."""
+
+    def __init__(self, what: str, values: list[str]) -> None:
+        told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+        super().__init__(f"ranks disagree about {what} ({told}); restart all of them from the same checkpoint")
+        self.values = values
 
 
 class ModelUnusable(TrainerError, UserError):

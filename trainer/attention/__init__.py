@@ -1,0 +1,1 @@
+"""Attention that knows where samples begin and end."""

@@ -1,0 +1,137 @@
+"""Attention over a packed row, one function per kernel. Causal inside a segment, blind across segments.
+
+All have the signature that transformers calls its attention functions with (q [1, H, T, D]; k, v [1, H_kv, T, D];
+returns [1, T, H, D]) and take the boundaries from `segments`, never from position ids or masks: guessing them from
+positions leaks between samples without a warning in three ways (cache on, mask given, positions that happen to go on).
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.attention.segments import SegmentInfo
+
+
+class AttentionFunction(Protocol):
+    """`sliding_window` w lets a token see itself and the w - 1 before it. `extras` a kernel cannot honour are refused."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        segments: SegmentInfo,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **extras: object,
+    ) -> tuple[Tensor, None]:
+        """(attention output, no weights)."""
+
+
+def segment_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: SegmentInfo,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **extras: object,
+) -> tuple[Tensor, None]:
+    """torch's scaled dot product per segment. Runs everywhere, and on CPU faster than any dense mask."""
+    refuse_extras(extras)
+    parts = [
+        _one_segment(q, k, v, scaling, sliding_window)
+        for q, k, v in zip(*(tensor.split(segments.seq_lens, dim=2) for tensor in (query, key, value)), strict=True)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def torch_varlen(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: SegmentInfo,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **extras: object,
+) -> tuple[Tensor, None]:
+    """torch's own variable-length flash attention (GPU, half precision)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    refuse_extras(extras)
+    out = varlen_attn(
+        *_flat(query, key, value),
+        segments.cu_seqlens,
+        segments.cu_seqlens,
+        segments.max_len,
+        segments.max_len,
+        scale=scaling,
+        window_size=_window(sliding_window),
+        enable_gqa=True,
+    )
+    assert isinstance(out, Tensor)
+    return out[None], None
+
+
+def flash_attn(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: SegmentInfo,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **extras: object,
+) -> tuple[Tensor, None]:
+    """The flash-attn package's variable-length kernel (GPU, half precision)."""
+    from flash_attn import flash_attn_varlen_func
+
+    refuse_extras(extras)
+    out: Tensor = flash_attn_varlen_func(
+        *_flat(query, key, value),
+        segments.cu_seqlens,
+        segments.cu_seqlens,
+        segments.max_len,
+        segments.max_len,
+        softmax_scale=scaling,
+        causal=True,
+        window_size=_window(sliding_window),
+    )
+    return out[None], None
+
+
+def refuse_extras(extras: dict[str, object]) -> None:
+    """Raise for what changes the result (soft cap, attention sinks): dropping it silently would train another model."""
+    unknown = sorted(name for name in ("softcap", "s_aux") if extras.get(name) is not None)
+    if unknown:
+        raise NotImplementedError(f"the packed attention kernels do not implement {', '.join(unknown)}")
+
+
+def _one_segment(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    length = query.shape[2]
+    if window is None or window >= length:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    band = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=band, scale=scaling, enable_gqa=True)
+
+
+def _flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """[1, H, T, D] to [T, H, D]."""
+    return tuple(tensor[0].transpose(0, 1) for tensor in tensors)
+
+
+def _window(sliding_window: int | None) -> tuple[int, int]:
+    return (-1, 0) if sliding_window is None else (sliding_window - 1, 0)

@@ -1,0 +1,92 @@
+"""Log probabilities and entropies of given tokens, without ever holding a [T, V] tensor.
+
+The head is applied to a chunk of tokens at a time and the logits are thrown away; backward computes them again.
+Extra memory is `chunk x V`, whatever T is.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_TOKENS = 256
+
+
+class TokenScores(NamedTuple):
+    """float32[L] each. A tuple, because FSDP looks for the tensors of a module's output inside it."""
+
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def token_scores(
+    hidden: Tensor, head: Tensor, labels: Tensor, temperatures: Tensor, chunk_tokens: int = CHUNK_TOKENS
+) -> TokenScores:
+    """Scores of `labels` [L] under softmax(hidden [L, H] @ head [V, H]^T / temperatures [L])."""
+    logprobs, entropies = _ChunkedHead.apply(hidden, head, labels, temperatures, chunk_tokens)
+    return TokenScores(logprobs, entropies)
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, temperatures: Tensor, chunk_tokens: int
+    ) -> tuple[Tensor, Tensor]:
+        log_normalisers, logprobs, entropies = hidden.new_empty((3, len(labels)), dtype=torch.float32).unbind()
+        for chunk in _chunks(len(labels), chunk_tokens):
+            logits = _logits(hidden[chunk], head, temperatures[chunk])
+            normaliser = logits.logsumexp(-1)
+            chosen = logits.gather(-1, labels[chunk, None])[:, 0]
+            probabilities = (logits - normaliser[:, None]).exp_()
+            log_normalisers[chunk] = normaliser
+            logprobs[chunk] = chosen - normaliser
+            entropies[chunk] = normaliser - torch.linalg.vecdot(probabilities, logits)
+        ctx.save_for_backward(hidden, head, labels, temperatures, log_normalisers, entropies)
+        ctx.chunk_tokens = chunk_tokens
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, logprobs_grad: Tensor | None, entropies_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, head, labels, temperatures, log_normalisers, entropies = ctx.saved_tensors
+        hidden_grad = torch.zeros_like(hidden)
+        # Summed in float32: a sum over thousands of chunks in half precision would lose the small ones.
+        head_grad = torch.zeros_like(head, dtype=torch.float32)
+        for chunk in _chunks(len(labels), ctx.chunk_tokens):
+            shifted = _logits(hidden[chunk], head, temperatures[chunk]).sub_(log_normalisers[chunk, None])
+            logits_grad = _logits_grad(
+                shifted,
+                labels[chunk],
+                entropies[chunk],
+                None if logprobs_grad is None else logprobs_grad[chunk],
+                None if entropies_grad is None else entropies_grad[chunk],
+            )
+            logits_grad = logits_grad.div_(temperatures[chunk, None]).to(head.dtype)
+            hidden_grad[chunk] = logits_grad @ head
+            head_grad += logits_grad.T @ hidden[chunk]
+        return hidden_grad, head_grad.to(head.dtype), None, None, None
+
+
+def _logits_grad(
+    log_probabilities: Tensor, labels: Tensor, entropies: Tensor, logprobs_grad: Tensor | None, entropies_grad: Tensor | None
+) -> Tensor:
+    """d logprob_i / d logit_j = [j is the label] - p_j; d entropy / d logit_j = -p_j (log p_j + entropy). Reuses the input."""
+    probabilities = log_probabilities.exp()
+    if entropies_grad is None:
+        grad = log_probabilities.zero_()
+    else:
+        grad = log_probabilities.add_(entropies[:, None]).mul_(probabilities).mul_(-entropies_grad[:, None])
+    if logprobs_grad is not None:
+        grad.addcmul_(probabilities, logprobs_grad[:, None], value=-1)
+        grad.scatter_add_(-1, labels[:, None], logprobs_grad[:, None])
+    return grad
+
+
+def _logits(hidden: Tensor, head: Tensor, temperatures: Tensor) -> Tensor:
+    return (hidden @ head.T).float().div_(temperatures[:, None])
+
+
+def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:
+    return [slice(start, min(start + chunk_tokens, num_tokens)) for start in range(0, num_tokens, chunk_tokens)]
