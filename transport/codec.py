@@ -6,25 +6,40 @@ import msgspec
 import numpy as np
 import xxhash
 
-from transport.errors import CodecError, CorruptFrame
+from transport.errors import CodecError, CorruptFrame, SchemaMismatch
 from transport.manifest import SCHEMA_VERSION, BatchManifest
 from transport.messages import ClientMessage, ServerMessage
 from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.tensor import Buffer, EncodedTensor
 
 _T = TypeVar("_T")
-Buffer = bytes | bytearray | memoryview
+
+
+class _Greeting(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Hello` and `Refusal` of every schema version have in common."""
+
+    kind: str
+    seq: int
+    schema_version: int
+
 
 _encoder = msgspec.msgpack.Encoder()
 _sample_decoder = msgspec.msgpack.Decoder(TrainingSample)
 _manifest_decoder = msgspec.msgpack.Decoder(BatchManifest)
 _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 _server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
+_greeting_decoder = msgspec.msgpack.Decoder(_Greeting)
 
 
 def encode(value: msgspec.Struct) -> bytes:
     """Msgpack bytes of any wire type."""
     return _encoder.encode(value)
+
+
+def encode_sample(sample: TrainingSample) -> bytes:
+    """The frame of one sample; `CodecError` if the sample is not sound."""
+    sample.check()
+    return _encoder.encode(sample)
 
 
 def decode_client_message(data: Buffer) -> ClientMessage:
@@ -37,11 +52,31 @@ def decode_server_message(data: Buffer) -> ServerMessage:
     return _decode(_server_decoder, data, "server message")
 
 
+def foreign_greeting(data: Buffer) -> tuple[int, int] | None:
+    """`(seq, schema_version)` if `data`, which did not decode, is a greeting of another schema version."""
+    try:
+        greeting = _decode(_greeting_decoder, data, "greeting")
+    except CodecError:
+        return None
+    if greeting.kind not in ("hello", "welcome", "refusal") or greeting.schema_version == SCHEMA_VERSION:
+        return None
+    return greeting.seq, greeting.schema_version
+
+
 def decode_manifest(data: Buffer) -> BatchManifest:
-    """A checked manifest of our schema version."""
+    """A manifest that passed `check_manifest`."""
     manifest = _decode(_manifest_decoder, data, "batch manifest")
-    manifest.check()
+    check_manifest(manifest)
     return manifest
+
+
+def check_manifest(manifest: BatchManifest) -> None:
+    """Raise `SchemaMismatch` (another version's), `CodecError` (unsound) or `CorruptFrame` (changed)."""
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise SchemaMismatch(SCHEMA_VERSION, manifest.schema_version)
+    manifest.check()
+    if batch_digest(manifest.columns.frame_hashes) != manifest.digest:
+        raise CorruptFrame(f"manifest of batch {manifest.step} does not have the digest it names")
 
 
 def decode_sample(data: Buffer, expected_hash: int | None = None) -> TrainingSample:
@@ -61,11 +96,6 @@ def frame_hash(frame: Buffer) -> int:
 def batch_digest(frame_hashes: EncodedTensor) -> str:
     """`BatchManifest.digest` of these frames."""
     return xxhash.xxh3_128_hexdigest(frame_hashes.data)
-
-
-def is_current(manifest: BatchManifest) -> bool:
-    """Whether the manifest was written by this schema version."""
-    return manifest.schema_version == SCHEMA_VERSION
 
 
 def int32(values: "list[int] | np.ndarray[tuple[int], np.dtype[np.int32]]") -> EncodedTensor:

@@ -1,15 +1,21 @@
 """What can go wrong between services.
 
-    TransportError
-    ├── CodecError          bytes that are not a valid message, sample or manifest
-    │   └── CorruptFrame    valid shape, wrong hash: the bytes changed on the way or on the disk
-    ├── SchemaMismatch      the peer speaks another SCHEMA_VERSION
-    ├── Refused             the peer will not talk to us (wrong run, wrong key, wrong version)
-    ├── PeerTimeout         a peer did not answer within its deadline
-    ├── FrameTooLarge       a frame above the configured limit, seen before it is sent or decoded
-    ├── OutboxError         a batch could not be stored or read back
-    └── WeightsError        a weight manifest or shard is missing, torn or corrupt
+TransportError
+├── CodecError          bytes that are not a valid message, sample or manifest
+│   └── CorruptFrame    valid shape, wrong hash: the bytes changed on the way or on the disk
+├── SchemaMismatch      the peer speaks another SCHEMA_VERSION
+├── Refused             the peer will not talk to us (wrong run, wrong key, wrong version)
+├── RequestFailed       the peer understood the request and cannot serve it
+├── PeerTimeout         a peer did not answer within its deadline
+├── LinkDown            one connection is of no more use; the client makes another (callers never see it)
+├── SecurityError       keys that are missing, unsafe or needed
+├── BindError           the address cannot be bound (port in use, say)
+├── FrameTooLarge       a frame above the configured limit, seen before it is sent or decoded
+├── OutboxError         a batch could not be stored or read back
+└── WeightsError        a weight manifest or shard is missing, torn or corrupt
 """
+
+# ruff: noqa: N818 - a caller reads `except PeerTimeout` as a sentence; the tree above says that they are errors
 
 
 class TransportError(Exception):
@@ -37,6 +43,22 @@ class SchemaMismatch(TransportError):
 
 class Refused(TransportError):
     """The peer answered, and said no."""
+
+
+class RequestFailed(TransportError):
+    """The peer understood the request and cannot serve it."""
+
+
+class LinkDown(TransportError):
+    """One connection broke; a new one may do."""
+
+
+class SecurityError(TransportError):
+    """Keys that are missing, unsafe or needed."""
+
+
+class BindError(TransportError):
+    """The address cannot be bound."""
 
 
 class PeerTimeout(TransportError):

@@ -36,7 +36,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class GenerateReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The sampled tokens (int32[n]), their log probabilities at the request's temperature (float32[n]) and who made them."""
+    """The sampled tokens (int32[n]), their log probabilities at its temperature (float32[n]) and who made them."""
 
     request_id: str
     token_ids: EncodedTensor
@@ -47,7 +47,7 @@ class GenerateReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ServedWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON body of `GET /inference/admin/weights` and of the reply to `POST`: what the engine serves, read from the engine."""
+    """JSON body of `GET /inference/admin/weights` and of the reply to `POST`: what the engine says that it serves."""
 
     version: int
     digest: str

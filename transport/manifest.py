@@ -59,12 +59,24 @@ class BatchManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Raise `CodecError` unless every column has its dtype and the same number of rows."""
         if self.step < 1:
             raise CodecError(f"batch step must be at least 1, got {self.step}")
+        if len(self.columns.lengths.shape) != 1:
+            raise CodecError(f"column lengths of batch {self.step} is not a vector: {self.columns.lengths.shape}")
         dtypes = {"modalities": "uint8", "num_bytes": "int64", "frame_hashes": "uint64"}
         for name in SampleColumns.__struct_fields__:
             column: EncodedTensor = getattr(self.columns, name)
             column.check()
             if column.dtype != dtypes.get(name, "int32") or column.shape != (self.num_samples,):
                 raise CodecError(f"column {name} of batch {self.step} is {column.dtype}{list(column.shape)}")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        lengths, loss_tokens = self.columns.lengths.numpy(), self.columns.loss_tokens.numpy()
+        if (lengths < 1).any() or (loss_tokens < 0).any() or (loss_tokens > lengths).any():
+            raise CodecError(f"batch {self.step} has an empty sample or one with more loss tokens than tokens")
+        if (self.columns.num_bytes.numpy() < 1).any():
+            raise CodecError(f"batch {self.step} has a sample without bytes")
+        if (self.columns.modalities.numpy() > IMAGE).any():
+            raise CodecError(f"batch {self.step} has an unknown modality")
         env_ids = self.columns.env_ids.numpy()
-        if env_ids.size and not (0 <= env_ids.min() and env_ids.max() < len(self.env_names)):
+        if env_ids.size and not (env_ids.min() >= 0 and env_ids.max() < len(self.env_names)):
             raise CodecError(f"batch {self.step} has an env id outside its {len(self.env_names)} env names")

@@ -2,6 +2,8 @@
 
 A message is a multipart ZMQ message: one msgpack head (the tagged union below), then the frames it announces.
 `seq` numbers the requests of one client; a reply repeats it. Only `Samples` carries frames.
+`kind`, `seq` and `schema_version` of `Hello`, `Welcome` and `Refusal` are the same in every schema version, so that
+peers of different versions can name both.
 """
 
 import msgspec
@@ -10,11 +12,13 @@ from transport.manifest import BatchManifest
 from transport.tensor import EncodedTensor
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
+class _Message(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"
+):
     seq: int
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     """First message of a connection. The server answers `Welcome` or `Refusal`."""
 
     schema_version: int
@@ -25,32 +29,32 @@ class Hello(_Message, tag="hello"):
     """Newest step whose checkpoint is durable; 0 for a fresh start."""
 
 
-class GetManifest(_Message, tag="get_manifest"):
+class GetManifest(_Message, frozen=True, tag="get_manifest"):
     """Ask for batch `step`. Answered by `Manifest`, `NotReady` (ask again) or `EndOfRun`."""
 
     step: int
 
 
-class GetSamples(_Message, tag="get_samples"):
+class GetSamples(_Message, frozen=True, tag="get_samples"):
     """Ask for rows `indices` (int32) of batch `step`. Answered by `Samples` with one frame per row."""
 
     step: int
     indices: EncodedTensor
 
 
-class Trained(_Message, tag="trained"):
+class Trained(_Message, frozen=True, tag="trained"):
     """Rank 0 made the optimizer step(s) of batch `step`. Answered by `Ack`."""
 
     step: int
 
 
-class Committed(_Message, tag="committed"):
+class Committed(_Message, frozen=True, tag="committed"):
     """A durable checkpoint contains batch `step`: the outbox may retire it and all before. Answered by `Ack`."""
 
     step: int
 
 
-class WeightsPublished(_Message, tag="weights_published"):
+class WeightsPublished(_Message, frozen=True, tag="weights_published"):
     """Policy `version` can be loaded from `manifest_path`. Answered by `Ack`."""
 
     version: int
@@ -58,72 +62,76 @@ class WeightsPublished(_Message, tag="weights_published"):
     digest: str
 
 
-class Ping(_Message, tag="ping"):
+class Ping(_Message, frozen=True, tag="ping"):
     """Heartbeat; `waiting_for` is what the sender waits for, for people. Answered by `Pong`."""
 
     waiting_for: str = ""
 
 
-class Bye(_Message, tag="bye"):
+class Bye(_Message, frozen=True, tag="bye"):
     """The client leaves on purpose. Answered by `Ack`."""
 
     reason: str
 
 
-class Welcome(_Message, tag="welcome"):
+class Welcome(_Message, frozen=True, tag="welcome"):
     """The server accepts the client; `next_step` is the first step it can serve to it."""
 
     schema_version: int
     next_step: int
 
 
-class Refusal(_Message, tag="refusal"):
+class Refusal(_Message, frozen=True, tag="refusal"):
     """The server will not serve this client. `schema_version` is the server's."""
 
     schema_version: int
     reason: str
 
 
-class Manifest(_Message, tag="manifest"):
+class Stranger(_Message, frozen=True, tag="stranger"):
+    """The server does not know this connection (it restarted, or another took the rank): say `Hello` and ask again."""
+
+
+class Manifest(_Message, frozen=True, tag="manifest"):
     """Batch `manifest.step` exists."""
 
     manifest: BatchManifest
 
 
-class NotReady(_Message, tag="not_ready"):
+class NotReady(_Message, frozen=True, tag="not_ready"):
     """Batch `step` does not exist yet; `waiting_for` says what the orchestrator waits for."""
 
     step: int
     waiting_for: str = ""
 
 
-class EndOfRun(_Message, tag="end_of_run"):
+class EndOfRun(_Message, frozen=True, tag="end_of_run"):
     """There will be no batch after `last_step`."""
 
     last_step: int
 
 
-class Samples(_Message, tag="samples"):
+class Samples(_Message, frozen=True, tag="samples"):
     """Followed by one frame per requested row, in the order asked."""
 
     step: int
 
 
-class Ack(_Message, tag="ack"):
+class Ack(_Message, frozen=True, tag="ack"):
     """Done. Repeating an acknowledged message changes nothing."""
 
 
-class Pong(_Message, tag="pong"):
+class Pong(_Message, frozen=True, tag="pong"):
     """Answer to `Ping`."""
 
     waiting_for: str = ""
 
 
-class Failure(_Message, tag="failure"):
+class Failure(_Message, frozen=True, tag="failure"):
     """The request was understood and cannot be served; `reason` is for people."""
 
     reason: str
 
 
 ClientMessage = Hello | GetManifest | GetSamples | Trained | Committed | WeightsPublished | Ping | Bye
-ServerMessage = Welcome | Refusal | Manifest | NotReady | EndOfRun | Samples | Ack | Pong | Failure
+ServerMessage = Welcome | Refusal | Stranger | Manifest | NotReady | EndOfRun | Samples | Ack | Pong | Failure

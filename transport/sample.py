@@ -5,6 +5,8 @@ log probability of `token_ids[t]` given the tokens before it, `loss_mask[t]` say
 Position 0 is never trained, because nothing predicts it.
 """
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -50,6 +52,7 @@ class TrainingSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mm_kwargs: dict[str, EncodedTensor] = {}
     """Inputs of the model's forward by name (`pixel_values`, `image_grid_thw`, ...)."""
     mm_token_type_ids: EncodedTensor | None = None
+    """uint8[T]: modality of each token."""
 
     @property
     def num_tokens(self) -> int:
@@ -69,17 +72,31 @@ class TrainingSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def check(self) -> None:
         """Raise `CodecError`, naming the field, unless the sample is sound."""
         if len(self.token_ids.shape) != 1 or self.num_tokens == 0:
-            raise CodecError(f"token_ids of {self.trajectory_id} must be a non-empty vector, got {self.token_ids.shape}")
+            raise CodecError(
+                f"token_ids of {self.trajectory_id} must be a non-empty vector, got {self.token_ids.shape}"
+            )
         self._check_field("token_ids", self.token_ids, "int32")
         self._check_field("loss_mask", self.loss_mask, "bool")
         for name in ("logprobs", "advantages", "ref_logprobs", "rl_weights", "ce_weights", "ref_kl_weights"):
             self._check_field(name, getattr(self, name), "float32")
         for name, tensor in self.mm_kwargs.items():
             self._check_field(f"mm_kwargs[{name}]", tensor, None)
+        self._check_field("mm_token_type_ids", self.mm_token_type_ids, "uint8")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        if int(self.loss_mask.numpy().view(np.uint8).max()) > 1:
+            raise CodecError(f"loss_mask of {self.trajectory_id} holds a byte that is neither 0 nor 1")
         if bool(self.loss_mask.numpy()[0]):
             raise CodecError(f"loss_mask of {self.trajectory_id} trains position 0, which nothing predicts")
-        if not np.isfinite(self.temperature) or self.temperature <= 0:
+        if not math.isfinite(self.temperature) or self.temperature <= 0:
             raise CodecError(f"temperature of {self.trajectory_id} must be positive, got {self.temperature}")
+        if not math.isfinite(self.reward) or (
+            isinstance(self.advantages, float) and not math.isfinite(self.advantages)
+        ):
+            raise CodecError(f"reward or advantage of {self.trajectory_id} is not finite")
+        if any(not 0 <= span.start < span.end <= self.num_tokens or span.version < 0 for span in self.versions):
+            raise CodecError(f"versions of {self.trajectory_id} has a span outside its {self.num_tokens} tokens")
 
     def _check_field(self, name: str, value: "float | EncodedTensor | None", dtype: str | None) -> None:
         if not isinstance(value, EncodedTensor):
@@ -87,8 +104,7 @@ class TrainingSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         value.check()
         per_token = dtype is not None
         if per_token and (value.dtype != dtype or value.shape != self.token_ids.shape):
-            raise CodecError(
-                f"{name} of {self.trajectory_id} must be {dtype}[{self.num_tokens}], got {value.dtype}{list(value.shape)}"
-            )
+            expected, got = f"{dtype}[{self.num_tokens}]", f"{value.dtype}{list(value.shape)}"
+            raise CodecError(f"{name} of {self.trajectory_id} must be {expected}, got {got}")
         if per_token and dtype == "float32" and not np.isfinite(value.numpy()).all():
             raise CodecError(f"{name} of {self.trajectory_id} holds a NaN or an infinity")

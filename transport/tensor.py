@@ -6,7 +6,7 @@ that buffer alive and is not aligned: `numpy.concatenate` and `torch.frombuffer(
 
 import math
 import sys
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 import numpy as np
@@ -18,10 +18,13 @@ DType = Literal[
     "bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"
 ]
 Array = npt.NDArray[Any]
+Buffer = bytes | bytearray | memoryview
 
-DTYPE_BYTES: dict[str, int] = {
-    name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in get_args(DType)
-}
+MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 1 << 40
+"""Bounds on a shape that a peer sends; zeros count as ones, so that an empty tensor cannot have absurd sizes."""
+
+DTYPE_BYTES: dict[str, int] = {name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in get_args(DType)}
 
 if sys.byteorder != "little":
     raise ImportError("tandem-rl's wire format is little-endian and is only implemented on little-endian machines")
@@ -37,10 +40,10 @@ class EncodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     @classmethod
     def of(cls, array: Array) -> "EncodedTensor":
         """Encode a numpy array. A C-contiguous array is not copied: do not change it afterwards."""
-        contiguous = np.ascontiguousarray(array).reshape(array.shape)
-        if contiguous.dtype.name not in DTYPE_BYTES:
-            raise CodecError(f"dtype {contiguous.dtype.name!r} has no wire form; use one of {sorted(DTYPE_BYTES)}")
-        return cls(contiguous.dtype.name, contiguous.shape, memoryview(contiguous).cast("B") if contiguous.size else memoryview(b""))  # type: ignore[arg-type]
+        if array.dtype.name not in DTYPE_BYTES:
+            raise CodecError(f"dtype {array.dtype.name!r} has no wire form; use one of {sorted(DTYPE_BYTES)}")
+        flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+        return cls(cast(DType, array.dtype.name), array.shape, flat.view(np.uint8).data)
 
     @property
     def num_bytes(self) -> int:
@@ -49,8 +52,10 @@ class EncodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     def check(self) -> None:
         """Raise `CodecError` unless shape and dtype agree with the number of bytes."""
-        if any(size < 0 for size in self.shape):
-            raise CodecError(f"negative size in shape {self.shape}")
+        if any(size < 0 for size in self.shape) or len(self.shape) > MAX_DIMENSIONS:
+            raise CodecError(f"shape {self.shape} has a negative size or more than {MAX_DIMENSIONS} dimensions")
+        if math.prod(max(size, 1) for size in self.shape) > MAX_ELEMENTS:
+            raise CodecError(f"shape {self.shape} has more than {MAX_ELEMENTS} elements")
         expected = math.prod(self.shape) * DTYPE_BYTES[self.dtype]
         if expected != self.data.nbytes:
             raise CodecError(f"{self.dtype}{list(self.shape)} needs {expected} bytes, got {self.data.nbytes}")

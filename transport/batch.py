@@ -1,0 +1,92 @@
+"""`EncodedBatch`: batch N as it lies in the outbox and travels to the ranks. Each sample is encoded exactly once."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from transport.codec import batch_digest, decode_sample, encode_sample, frame_hash
+from transport.errors import CodecError
+from transport.manifest import IMAGE, SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
+from transport.sample import TrainingSample
+from transport.tensor import Buffer, EncodedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """A manifest and one frame per row of its columns."""
+
+    manifest: BatchManifest
+    frames: tuple[bytes, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all frames."""
+        return sum(map(len, self.frames))
+
+
+def build_batch(run_id: str, step: int, samples: Sequence[TrainingSample]) -> EncodedBatch:
+    """Encode `samples`, in this order, as batch `step` of run `run_id`. Equal inputs give equal bytes.
+
+    `CodecError` names the sample that is not sound or belongs to another run; an empty batch is one too.
+    """
+    if not samples:
+        raise CodecError(f"batch {step} of run {run_id} has no samples")
+    for sample in samples:
+        if sample.run_id != run_id:
+            raise CodecError(f"sample {sample.trajectory_id} of run {sample.run_id} does not belong to run {run_id}")
+    frames = tuple(encode_sample(sample) for sample in samples)
+    env_names = tuple(dict.fromkeys(sample.env_name for sample in samples))
+    columns = _columns(samples, frames)
+    manifest = BatchManifest(
+        schema_version=SCHEMA_VERSION,
+        run_id=run_id,
+        step=step,
+        digest=batch_digest(columns.frame_hashes),
+        env_names=env_names,
+        columns=columns,
+    )
+    manifest.check()
+    return EncodedBatch(manifest, frames)
+
+
+def decode_rows(manifest: BatchManifest, rows: Sequence[int], frames: Sequence[Buffer]) -> list[TrainingSample]:
+    """The samples of `rows`, checked against the hashes of `manifest`: `CorruptFrame` if any byte differs."""
+    if len(rows) != len(frames):
+        raise CodecError(f"batch {manifest.step}: {len(frames)} frames came for {len(rows)} rows")
+    hashes = manifest.columns.frame_hashes.numpy()
+    return [decode_sample(frame, int(hashes[row])) for row, frame in zip(rows, frames, strict=True)]
+
+
+def decode_batch(batch: EncodedBatch) -> list[TrainingSample]:
+    """All samples, in batch order."""
+    return decode_rows(batch.manifest, range(batch.manifest.num_samples), batch.frames)
+
+
+def _columns(samples: Sequence[TrainingSample], frames: Sequence[bytes]) -> SampleColumns:
+    return SampleColumns(
+        lengths=_column(np.int32, (sample.num_tokens for sample in samples)),
+        loss_tokens=_column(np.int32, (sample.num_loss_tokens for sample in samples)),
+        env_ids=_numbered(sample.env_name for sample in samples),
+        groups=_numbered(sample.group_id for sample in samples),
+        trajectories=_numbered(sample.trajectory_id for sample in samples),
+        modalities=_column(np.uint8, (IMAGE if sample.mm_kwargs else TEXT for sample in samples)),
+        num_bytes=_column(np.int64, (len(frame) for frame in frames)),
+        oldest_versions=_column(np.int32, (_oldest_version(sample) for sample in samples)),
+        frame_hashes=_column(np.uint64, (frame_hash(frame) for frame in frames)),
+    )
+
+
+def _oldest_version(sample: TrainingSample) -> int:
+    return -1 if sample.oldest_version is None else sample.oldest_version
+
+
+def _column(dtype: npt.DTypeLike, values: Iterable[int]) -> EncodedTensor:
+    return EncodedTensor.of(np.fromiter(values, dtype=dtype))
+
+
+def _numbered(names: Iterable[Hashable]) -> EncodedTensor:
+    """Numbers by first appearance: `b, a, b` becomes `0, 1, 0`."""
+    numbers: dict[Hashable, int] = {}
+    return _column(np.int32, (numbers.setdefault(name, len(numbers)) for name in names))

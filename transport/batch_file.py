@@ -1,0 +1,84 @@
+"""`BatchFile`: one batch on disk, in the outbox, among retired batches, or in a recording.
+
+    magic (8) | manifest bytes (u64) | xxh3_64 of the manifest (u64) | manifest | frame 0 | frame 1 | ...
+
+All little-endian. The manifest's `num_bytes` column is the index of the frames, so reading a few rows reads only them.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from transport.batch import EncodedBatch
+from transport.codec import decode_manifest, encode, frame_hash
+from transport.errors import OutboxError, TransportError
+from transport.manifest import BatchManifest
+
+MAGIC = b"TANDEM\x00\x01"
+_HEAD = struct.Struct("<8sQQ")
+
+
+def file_chunks(batch: EncodedBatch) -> Iterator[bytes]:
+    """The bytes of the file of `batch`, piece by piece."""
+    manifest = encode(batch.manifest)
+    yield _HEAD.pack(MAGIC, len(manifest), frame_hash(manifest))
+    yield manifest
+    yield from batch.frames
+
+
+class BatchFile:
+    """Reads a batch file. Holds no descriptor between calls; may be used from several threads.
+
+    Every `OutboxError` names the path. The head is checked on opening, each frame's hash whenever it is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest, first_frame = self._read_head()
+        sizes = self.manifest.columns.num_bytes.numpy()
+        self._ends = first_frame + np.cumsum(sizes, dtype=np.int64)
+        self._starts = self._ends - sizes
+        if path.stat().st_size != int(self._ends[-1]):
+            raise OutboxError(f"{path} is torn: {path.stat().st_size} bytes, its manifest says {int(self._ends[-1])}")
+
+    def frames(self, rows: Sequence[int]) -> list[bytes]:
+        """The frames of `rows`, in that order, byte for byte as they were put."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                return [self._read_frame(file.fileno(), row) for row in rows]
+        except OSError as error:
+            raise OutboxError(f"cannot read {self.path}: {error}") from error
+
+    def batch(self) -> EncodedBatch:
+        """The whole batch, every hash checked."""
+        return EncodedBatch(self.manifest, tuple(self.frames(range(self.manifest.num_samples))))
+
+    def _read_frame(self, descriptor: int, row: int) -> bytes:
+        if not 0 <= row < self.manifest.num_samples:
+            raise OutboxError(f"{self.path} has no row {row}: it has {self.manifest.num_samples}")
+        frame = os.pread(descriptor, int(self._ends[row] - self._starts[row]), int(self._starts[row]))
+        if frame_hash(frame) != int(self.manifest.columns.frame_hashes.numpy()[row]):
+            raise OutboxError(f"{self.path} is corrupt: row {row} does not have the hash its manifest promises")
+        return frame
+
+    def _read_head(self) -> tuple[BatchManifest, int]:
+        try:
+            with self.path.open("rb") as file:
+                head = file.read(_HEAD.size)
+                magic, size, expected_hash = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
+                if magic != MAGIC:
+                    raise OutboxError(f"{self.path} is not a batch file of this version")
+                if size > self.path.stat().st_size:
+                    raise OutboxError(f"{self.path} is torn: its manifest alone would be {size} bytes")
+                data = file.read(size)
+        except OSError as error:
+            raise OutboxError(f"cannot read {self.path}: {error}") from error
+        if frame_hash(data) != expected_hash:
+            raise OutboxError(f"{self.path} is corrupt: its manifest does not have the hash its head promises")
+        try:
+            return decode_manifest(data), _HEAD.size + size
+        except TransportError as error:
+            raise OutboxError(f"{self.path} cannot be used: {error}") from error
