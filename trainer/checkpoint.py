@@ -1,0 +1,153 @@
+"""`Checkpoints`: durable training state, and the way back to it.
+
+    step-00000010/   __<rank>_<n>.distcp, .metadata   model, optimizer, random state (torch DCP)
+                     progress.json                     `Progress`
+                     hf/                               config and tokenizer of the model, for the export
+                     manifest.json                     sizes and hashes of all the above; written last
+    newest.json      {"step": 10}: a checkpoint was once complete, so its absence is a loss and not a fresh start
+
+Everything is synced before the manifest appears by rename. A failed save leaves the older checkpoints alone and is
+tried again at the next step.
+"""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from loguru import logger
+from torch import nn
+
+from runtime.atomic_write import atomic_write, sync_directory
+from runtime.errors import StorageError
+from trainer.checkpoint_manifest import (
+    FORMAT,
+    MANIFEST_NAME,
+    CheckpointManifest,
+    FileEntry,
+    checkpoint_dir,
+    describe_file,
+)
+from trainer.checkpoint_search import NEWEST_NAME, find_newest
+from trainer.checkpoint_state import load_tensors, save_tensors
+from trainer.config import CheckpointConfig
+from trainer.distributed import Ranks
+from trainer.hf_folder import copy_model_files
+from trainer.progress import Progress
+
+PROGRESS_NAME = "progress.json"
+HF_NAME = "hf"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a checkpoint says about the run that wrote it."""
+
+    run_id: str
+    config_digest: str
+    model_path: Path
+
+
+class Checkpoints:
+    """Checkpoints of one run below `root`. All methods but `due` are collective: every rank calls them."""
+
+    def __init__(self, root: Path, origin: Origin, config: CheckpointConfig, ranks: Ranks) -> None:
+        self._root = root
+        self._origin = origin
+        self._config = config
+        self._ranks = ranks
+        self._num_failures = 0
+
+    def due(self, step: int) -> bool:
+        """Whether to save after `step`: at the interval, and after a save that failed."""
+        return step % self._config.interval_steps == 0 or self._num_failures > 0
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> bool:
+        """Whether the checkpoint is durable. `StorageError` after `max_failures` failed saves in a row."""
+        try:
+            self._save(model, optimizer, progress)
+        except StorageError as error:
+            self._num_failures += 1
+            logger.warning(
+                f"checkpoint {progress.step} failed ({self._num_failures} of {self._config.max_failures}): {error}"
+            )
+            if self._num_failures >= self._config.max_failures:
+                raise StorageError(
+                    f"{self._num_failures} checkpoints in a row could not be written to {self._root}: {error}"
+                ) from error
+            return False
+        self._num_failures = 0
+        return True
+
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+        """Load the newest valid checkpoint in place; fresh progress if the run never completed one.
+
+        Raises `UserError` if there are checkpoints and none may be used.
+        """
+        manifest = find_newest(self._root, self._origin.run_id, self._config.resume, self._ranks)
+        if manifest is None:
+            return Progress()
+        if manifest.config_digest != self._origin.config_digest and self._ranks.is_first:
+            logger.warning(f"checkpoint {manifest.step} was written with another config of model, loss or optimizer")
+        folder = checkpoint_dir(self._root, manifest.step)
+        load_tensors(folder, model, optimizer, self._ranks)
+        return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=Progress)
+
+    def folder(self, step: int) -> Path:
+        """Where the checkpoint of `step` is."""
+        return checkpoint_dir(self._root, step)
+
+    def _save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        folder = self.folder(progress.step)
+        self._ranks.together(lambda: self._prepare(folder, progress))
+        save_tensors(folder, model, optimizer, self._ranks)
+        parts = self._ranks.together(lambda: self._describe_share(folder))
+        files = [entry for part in parts for entry in msgspec.json.decode(part, type=list[FileEntry])]
+        self._ranks.together(lambda: self._complete(folder, progress.step, files))
+
+    def _prepare(self, folder: Path, progress: Progress) -> bytes:
+        if self._ranks.is_first:
+            _remove(folder)
+            (folder / HF_NAME).mkdir(parents=True)
+            atomic_write(folder / PROGRESS_NAME, msgspec.json.encode(progress))
+            copy_model_files(self._origin.model_path, folder / HF_NAME)
+        return b""
+
+    def _describe_share(self, folder: Path) -> bytes:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        share = files[self._ranks.rank :: self._ranks.world_size]
+        return msgspec.json.encode([describe_file(folder, path) for path in share])
+
+    def _complete(self, folder: Path, step: int, files: Iterable[FileEntry]) -> bytes:
+        if self._ranks.is_first:
+            manifest = CheckpointManifest(
+                format=FORMAT,
+                run_id=self._origin.run_id,
+                step=step,
+                world_size=self._ranks.world_size,
+                config_digest=self._origin.config_digest,
+                files=tuple(sorted(files, key=lambda entry: entry.path)),
+            )
+            sync_directory(folder)
+            atomic_write(folder / MANIFEST_NAME, msgspec.json.encode(manifest))
+            sync_directory(self._root)
+            atomic_write(self._root / NEWEST_NAME, msgspec.json.encode({"step": step}))
+            self._retain(step)
+        return b""
+
+    def _retain(self, step: int) -> None:
+        """Keep the newest complete ones up to `step`; later folders were skipped as invalid when the run resumed."""
+        complete = {path for path in self._root.glob("step-*") if (path / MANIFEST_NAME).exists()}
+        kept = sorted(path for path in complete if path <= self.folder(step))[-self._config.keep :]
+        for path in self._root.glob("step-*"):
+            if path not in kept:
+                _remove(path)
+
+
+def _remove(folder: Path) -> None:
+    """The manifest goes first: a removal that is cut short leaves no folder that looks complete."""
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,74 @@
+"""What a checkpoint holds, as one flat dict of tensors that are saved from, and loaded into, the live objects.
+
+Keys: `model.<weight>`, `optimizer.<parameter>.<state>`, `rng.<rank>.<device>`. torch's DCP shards the first two however the
+ranks of the saving run did, and reads them back for any other number of ranks.
+"""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from runtime.errors import StorageError
+from trainer.distributed import Ranks
+from trainer.local_ranges import named_weights
+from trainer.optimizer import named_moments
+
+MODEL_PREFIX = "model."
+
+
+def save_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+    """Write all tensors, synced to the disk. Collective; on any failure a `StorageError` on every rank."""
+    state = _live_tensors(model, optimizer) | _random_states(ranks)
+    writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # "assuming a single process": yes
+            dcp.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
+    except dcp.CheckpointException as error:
+        causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
+        raise StorageError(causes) from error
+
+
+def load_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+    """Load in place what `save_tensors` wrote, with any number of ranks. A rank that is new keeps its random state."""
+    reader = dcp.FileSystemReader(folder)
+    saved = reader.read_metadata().state_dict_metadata
+    random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        dcp.load(
+            _live_tensors(model, optimizer) | random_states,
+            storage_reader=reader,
+            no_dist=not ranks.is_distributed,
+        )
+    for key, state in random_states.items():
+        torch.set_rng_state(state) if key.endswith(".cpu") else torch.cuda.set_rng_state(state, ranks.device)
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """Only the model's weights, whole, by their names, on the CPU."""
+    reader = dcp.FileSystemReader(folder)
+    metadata: Mapping[str, object] = reader.read_metadata().state_dict_metadata
+    state = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in metadata.items()
+        if key.startswith(MODEL_PREFIX) and isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    return {key.removeprefix(MODEL_PREFIX): tensor for key, tensor in state.items()}
+
+
+def _live_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    weights = {f"{MODEL_PREFIX}{name}": tensor for name, tensor in named_weights(model).items()}
+    return weights | {f"optimizer.{name}": tensor for name, tensor in named_moments(model, optimizer).items()}
+
+
+def _random_states(ranks: Ranks) -> dict[str, Tensor]:
+    states = {f"rng.{ranks.rank}.cpu": torch.get_rng_state()}
+    if ranks.device.type == "cuda":
+        states[f"rng.{ranks.rank}.cuda"] = torch.cuda.get_rng_state(ranks.device)
+    return states

@@ -1,0 +1,118 @@
+"""`Ranks`: the processes that train one model together, and the few things they tell each other.
+
+A plain process is one rank and needs no process group. Under torchrun the environment names the ranks: gloo on CPU,
+NCCL beside it on GPUs. What ranks exchange here is bytes, never pickled objects. Collectives have the timeout of
+`parallel.timeout_s`, so a rank must never wait for anything but other ranks between two of them: waiting for a batch
+happens on each rank's own socket, before the collective that compares what arrived.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from runtime.errors import StorageError, UserError
+from trainer.errors import RankMismatch
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is a process group."""
+        return dist.is_initialized()
+
+    def mesh(self) -> DeviceMesh | None:
+        """The mesh that parameters are sharded over; `None` for a plain process."""
+        return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("dp",)) if self.is_distributed else None
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.gather(b"")
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What every rank said, in rank order, on every rank."""
+        if not self.is_distributed:
+            return [data]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64))
+        longest = max(int(size.item()) for size in sizes)
+        if longest == 0:
+            return [b""] * self.world_size
+        mine = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(parts, mine)
+        return [part.numpy().tobytes()[: int(size.item())] for part, size in zip(parts, sizes, strict=True)]
+
+    def together(self, work: Callable[[], bytes]) -> list[bytes]:
+        """Do `work` on every rank and gather what it returns.
+
+        An `OSError` on any rank becomes a `StorageError` on all: none goes on, and none is left waiting for the others.
+        """
+        try:
+            answer = b"+" + work()
+        except OSError as error:
+            answer = f"-rank {self.rank}: {error}".encode()
+        answers = self.gather(answer)
+        failures = [data[1:].decode() for data in answers if data.startswith(b"-")]
+        if failures:
+            raise StorageError("; ".join(failures))
+        return [data[1:] for data in answers]
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return b"1" in self.gather(b"1" if flag else b"0")
+
+    def require_same(self, value: str, what: str) -> None:
+        """Raise `RankMismatch` unless every rank holds the same `value`."""
+        values = [data.decode() for data in self.gather(value.encode())]
+        if len(set(values)) > 1:
+            raise RankMismatch(what, values)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.is_distributed:
+            dist.destroy_process_group()
+
+
+def join(device: str, timeout_s: float) -> Ranks:
+    """Join the ranks that the environment names (torchrun), or be the only one."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" not in os.environ:
+        return Ranks(0, 1, chosen)
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return Ranks(int(os.environ["RANK"]), world_size, chosen)
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    """The device of this process: `auto` takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"trainer: model.device = {name!r} is no device: {error}") from error
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise UserError(f"trainer: model.device = {name!r}, but torch sees no GPU on this machine")
+    device = torch.device("cuda", local_rank) if device.index is None else device
+    torch.cuda.set_device(device)
+    return device

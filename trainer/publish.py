@@ -1,0 +1,160 @@
+"""`Publisher`: a policy version becomes a folder that engines can load, and that is whole or absent.
+
+Every rank writes its own byte ranges of the safetensors files, hashes its share of them, and the first rank then writes
+the manifest and renames the folder into place:
+
+    first rank      .v00000012.tmp/ with heads and room for all bytes
+    every rank      its byte ranges                                    (after the first rank)
+    every rank      hashes of its share of tensors and files           (after all bytes are there)
+    first rank      manifest.json, rename to v00000012/, retention     (after all hashes are there)
+"""
+
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from loguru import logger
+from torch import Tensor, nn
+
+from runtime.atomic_write import atomic_write
+from runtime.errors import StorageError
+from trainer.distributed import Ranks
+from trainer.local_ranges import local_range, named_weights, spec_of
+from trainer.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, TensorSpec, plan_shards
+from transport.weights import (
+    MANIFEST_NAME,
+    ShardEntry,
+    TensorEntry,
+    WeightManifest,
+    hash_bytes,
+    version_dir,
+    weights_digest,
+)
+
+MAX_ATTEMPTS = 3
+"""Failed publishes of one version after which the trainer stops with exit code 74."""
+RETRY_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """A version that engines can load."""
+
+    version: int
+    manifest_path: Path
+    digest: str
+
+
+class Publisher:
+    """Publishes below `root` and keeps the newest `keep` versions. All methods are collective: every rank calls them."""
+
+    def __init__(
+        self, root: Path, run_id: str, keep: int, ranks: Ranks, max_shard_bytes: int = MAX_SHARD_BYTES
+    ) -> None:
+        self._root = root.resolve()  # engines may run in another working directory
+        self._run_id = run_id
+        self._keep = keep
+        self._ranks = ranks
+        self._max_shard_bytes = max_shard_bytes
+
+    def publish(self, model: nn.Module, version: int) -> PublishedWeights:
+        """Publish `model` as `version`, replacing an older publish of it. `StorageError` if the disk refuses for good."""
+        for attempt in range(1, MAX_ATTEMPTS):
+            try:
+                return self._publish(named_weights(model), version)
+            except StorageError as error:
+                logger.warning(f"publish of version {version} failed ({attempt} of {MAX_ATTEMPTS}): {error}")
+                time.sleep(RETRY_PAUSE_S)
+        return self._publish(named_weights(model), version)
+
+    def _publish(self, weights: dict[str, Tensor], version: int) -> PublishedWeights:
+        specs = {name: spec_of(name, tensor) for name, tensor in weights.items()}
+        shards = plan_shards(specs.values(), self._max_shard_bytes)
+        staging = self._root / f".v{version:08d}.tmp"
+        self._ranks.together(lambda: self._make_room(staging, shards))
+        self._ranks.together(lambda: self._write_ranges(staging, shards, weights))
+        hashes: dict[str, str] = {}
+        for part in self._ranks.together(lambda: self._hash_share(staging, shards, specs)):
+            hashes |= msgspec.json.decode(part, type=dict[str, str])
+        manifest = make_manifest(self._run_id, version, shards, specs, hashes)
+        self._ranks.together(lambda: self._reveal(staging, manifest))
+        return PublishedWeights(version, version_dir(self._root, version) / MANIFEST_NAME, manifest.digest)
+
+    def _make_room(self, staging: Path, shards: Iterable[ShardLayout]) -> bytes:
+        if self._ranks.is_first:
+            for leftover in self._root.glob(".v*"):
+                shutil.rmtree(leftover)
+            staging.mkdir(parents=True)
+            for shard in shards:
+                with (staging / shard.file).open("wb") as file:
+                    file.write(shard.head)
+                    os.posix_fallocate(file.fileno(), 0, shard.num_bytes)
+        return b""
+
+    def _write_ranges(self, staging: Path, shards: Iterable[ShardLayout], weights: dict[str, Tensor]) -> bytes:
+        for shard in shards:
+            with (staging / shard.file).open("r+b") as file:
+                for name, start in shard.starts.items():
+                    part = local_range(name, weights[name], is_first=self._ranks.is_first)
+                    if part is not None:
+                        file.seek(start + part.offset)
+                        file.write(part.data)
+        return b""
+
+    def _hash_share(self, staging: Path, shards: Iterable[ShardLayout], specs: dict[str, TensorSpec]) -> bytes:
+        """Hashes of every `world_size`-th tensor and file, by name."""
+        ranges = [piece for shard in shards for piece in _hashed_ranges(shard, specs)]
+        share = ranges[self._ranks.rank :: self._ranks.world_size]
+        return msgspec.json.encode({name: _hash_range(staging / file, span) for file, name, span in share})
+
+    def _reveal(self, staging: Path, manifest: WeightManifest) -> bytes:
+        if self._ranks.is_first:
+            atomic_write(staging / MANIFEST_NAME, msgspec.json.encode(manifest))
+            target = version_dir(self._root, manifest.version)
+            if target.exists():  # published before a crash; readers that have it open keep their files
+                target.rename(self._root / f".v{manifest.version:08d}.old")
+            staging.rename(target)
+            for leftover in (self._root / f".v{manifest.version:08d}.old", *self._expired(manifest.version)):
+                shutil.rmtree(leftover, ignore_errors=True)
+        return b""
+
+    def _expired(self, newest: int) -> list[Path]:
+        """Versions up to `newest` beyond the `keep` newest. Later ones are of before a crash and will be replaced."""
+        folders = sorted(path for path in self._root.glob("v*") if path <= version_dir(self._root, newest))
+        return folders[: -self._keep]
+
+
+def _hashed_ranges(shard: ShardLayout, specs: dict[str, TensorSpec]) -> list[tuple[str, str, slice]]:
+    """`(file, name, bytes)` of every tensor of the file, and of the file itself under its own name."""
+    tensors = [(shard.file, name, slice(at, at + specs[name].num_bytes)) for name, at in shard.starts.items()]
+    return [*tensors, (shard.file, shard.file, slice(0, shard.num_bytes))]
+
+
+def _hash_range(path: Path, span: slice) -> str:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as view,
+        view[span] as part,
+    ):
+        return hash_bytes(part)
+
+
+def make_manifest(
+    run_id: str, version: int, shards: Iterable[ShardLayout], specs: dict[str, TensorSpec], hashes: dict[str, str]
+) -> WeightManifest:
+    """The manifest of these files; `hashes` has one entry per tensor and per file."""
+    shards = list(shards)
+    tensors = tuple(
+        TensorEntry(name=name, dtype=specs[name].dtype, shape=specs[name].shape, shard=shard.file, hash=hashes[name])
+        for shard in shards
+        for name in shard.starts
+    )
+    files = tuple(ShardEntry(file=shard.file, num_bytes=shard.num_bytes, hash=hashes[shard.file]) for shard in shards)
+    digest = weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in tensors)
+    return WeightManifest(run_id=run_id, version=version, tensors=tensors, shards=files, digest=digest)
