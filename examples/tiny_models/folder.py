@@ -1,0 +1,56 @@
+"""Making a model folder: built beside its place, then renamed, so that it is whole or absent."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from text_puzzle import PUZZLES
+from tiny_models.architecture import build_model
+from tiny_models.errors import FolderTaken
+from tiny_models.recipe import Recipe
+from tiny_models.tokenizer import build_tokenizer
+from tiny_models.warm_start import Progress, warm_start
+
+
+def make_folder(recipe: Recipe, out: Path, report: Callable[[Progress], None]) -> None:
+    """Make the Hugging Face folder `out`. Does nothing if it is there already.
+
+    Raises `FolderTaken` if something else is, and `WarmStartFailed`; in both cases `out` is left as it was.
+    """
+    if recipe.made(out):
+        return
+    check_free(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        _build(recipe, building, report)
+        building.chmod(0o755)  # mkdtemp makes it private
+        _put_in_place(recipe, building, out)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def check_free(out: Path) -> None:
+    """Raises `FolderTaken` unless `out` is absent or an empty folder."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FolderTaken(f"{out} exists and was made in another way; remove it or choose another --out")
+
+
+def _build(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> None:
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, recipe.seed)
+    if recipe.warm_start > 0:
+        for progress in warm_start(model, tokenizer, PUZZLES[recipe.task], recipe.warm_start, recipe.seed):
+            report(progress)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    recipe.write(folder)
+
+
+def _put_in_place(recipe: Recipe, building: Path, out: Path) -> None:
+    try:
+        building.rename(out)
+    except OSError as error:
+        if not recipe.made(out):  # a second maker of the same model may have been quicker: that is fine
+            raise FolderTaken(f"{out} appeared while the model was made: {error.strerror}") from error

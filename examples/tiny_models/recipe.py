@@ -1,0 +1,32 @@
+"""`Recipe`: everything that decides a tiny model's weights, and the file in its folder that remembers it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+RECIPE_FILE = "tiny_model.json"
+FORMAT = 1
+"""Raised when the same recipe gives other weights than before, so that old folders are not taken for new ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The same recipe always gives the same weights (on the same machine and torch)."""
+
+    task: str
+    """Name of the puzzle whose prompts the model is warm-started on."""
+    warm_start: float
+    """Sampled exact match at which the supervised warm start ends; 0 keeps the random weights."""
+    seed: int
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Leave the recipe in `folder`."""
+        (folder / RECIPE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    def made(self, folder: Path) -> bool:
+        """Whether `folder` is the complete result of this recipe."""
+        try:
+            return bool(json.loads((folder / RECIPE_FILE).read_text()) == asdict(self))
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+            return False
