@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_config import BaseConfig, ConfigFileError, cli
 
+from runtime.config_errors import describe_config_error
+from runtime.config_keys import is_sequence
 from runtime.errors import UserError
 
 
@@ -20,6 +22,30 @@ class Config(BaseConfig):  # type: ignore[misc]
     """Base of all config classes: unknown keys are errors, values do not change after start-up."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_sequences(cls, data: Any) -> Any:
+        """A sequence on the command line is JSON (`'["a", "b"]'`) or separated by commas (`a,b`)."""
+        if not isinstance(data, dict):
+            return data
+        return {name: _split(name, value) if _is_sequence_field(cls, name) else value for name, value in data.items()}
+
+
+def _is_sequence_field(config_class: type[BaseConfig], name: str) -> bool:
+    field = config_class.model_fields.get(name)
+    return field is not None and is_sequence(field.annotation)
+
+
+def _split(name: str, value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not value.lstrip().startswith("["):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from error
 
 
 class RunConfig(Config):
@@ -86,26 +112,29 @@ class ServiceConfig(Config):
 
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
+ParsedT = TypeVar("ParsedT", bound=Config)
 
 
 def load_config(config_class: type[ConfigT], argv: Sequence[str], *, prog: str) -> ConfigT:
     """The config that `argv` describes. Raises `UserError`; on `--dry-run` and `--help` prints and exits 0."""
-    try:
-        config: ConfigT = cli(config_class, args=list(argv), prog=prog)
-    except ConfigFileError as error:
-        raise UserError(describe(error)) from error
+    config = parse_config(config_class, argv, prog=prog)
     if config.dry_run:
         sys.stdout.write(resolved_json(config) + "\n")
         raise SystemExit(0)
     return config
 
 
+def parse_config(config_class: type[ParsedT], argv: Sequence[str], *, prog: str) -> ParsedT:
+    """`argv` (`@ file.toml --key value ...`, later ones win) as a config. Raises `UserError` with one line."""
+    try:
+        config: ParsedT = cli(config_class, args=list(argv), prog=prog)
+    except ConfigFileError as error:
+        raise UserError(describe_config_error(error, config_class)) from error
+    except (OSError, ValueError) as error:  # a file that cannot be read; a value that is not the JSON it looks like
+        raise UserError(f"cannot read the config: {error}") from error
+    return config
+
+
 def resolved_json(config: Config) -> str:
-    """The config with all defaults filled in, as JSON."""
-    return json.dumps(config.model_dump(mode="json"), indent=2)
-
-
-def describe(error: ConfigFileError) -> str:
-    """The library's report as one line: `--model.seqlen: Extra inputs are not permitted ... did you mean ...`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)
+    """The config with all defaults filled in, as JSON: a file that the service loads with `@`."""
+    return json.dumps(config.model_dump(mode="json", exclude={"dry_run"}), indent=2)

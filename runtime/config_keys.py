@@ -1,0 +1,65 @@
+"""The dotted keys of a config class: `run.name`, `optimizer.lr`, `envs[].id`."""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+ConfigClass: TypeAlias = type[BaseModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key, as it stands in a TOML file."""
+
+    name: str
+    field: FieldInfo
+    is_table: bool
+    """True for a key that only holds other keys."""
+
+
+def config_keys(config_class: ConfigClass, prefix: str = "") -> Iterator[Key]:
+    """All keys of `config_class` and of the classes it holds, tables before their members."""
+    for name, field in config_class.model_fields.items():
+        key = prefix + name
+        inner = inner_classes(field.annotation)
+        yield Key(key, field, is_table=bool(inner))
+        separator = "[]." if is_sequence(field.annotation) else "."
+        for inner_class in inner:
+            yield from config_keys(inner_class, key + separator)
+
+
+def inner_classes(annotation: object) -> list[ConfigClass]:
+    """The config classes in an annotation: `A`, `A | None`, `A | B`, `tuple[A, ...]`, `Annotated[A, ...]`."""
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        arguments = arguments[:1]
+    return [found for argument in arguments for found in inner_classes(argument)]
+
+
+def is_sequence(annotation: object) -> bool:
+    """True for `list[...]` and `tuple[...]`, also if optional."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return any(is_sequence(argument) for argument in get_args(annotation))
+    return origin in (list, tuple)
+
+
+def key_of(location: tuple[int | str, ...], config_class: ConfigClass) -> str:
+    """The key that a pydantic location means: `("envs", 0, "id")` is `envs[0].id`; tags of unions are left out."""
+    name, classes = "", [config_class]
+    for segment in location:
+        if isinstance(segment, int):
+            name += f"[{segment}]"
+            continue
+        field = next((cls.model_fields[segment] for cls in classes if segment in cls.model_fields), None)
+        if field is None and len(classes) > 0 and segment != location[-1]:
+            continue  # the tag of a union, as pydantic writes it between two keys
+        name += f".{segment}" if name else segment
+        classes = inner_classes(field.annotation) if field is not None else []
+    return name
