@@ -76,6 +76,8 @@ class FailureReason(StrEnum):
     """The engine answered with something that cannot be trained on."""
     INVALID_REWARD = "invalid_reward"
     """The reward is not a finite number."""
+    STALE = "stale"
+    """Sampled by a policy older than the one that was live when it was dispatched (an engine that lost its weights)."""
     CANCELLED = "cancelled"
     """The orchestrator stopped it (shutdown, or its group cannot be used any more)."""
 

@@ -1,0 +1,43 @@
+"""What ends the orchestrator. A bad rollout is not here: that is data (`orchestrator.rollout.Failure`).
+
+ServiceError (runtime)          ends the process with one line and an exit code
+├── InvariantError              a promise of our own code is broken: a bug, exit code 1
+├── AdvantageError              the advantage function broke its contract, exit code 1
+├── NoSignalError               only groups without any advantage, exit code 1
+├── FailureRateError            too many rollouts of one environment fail, exit code 1
+├── LedgerError                 the ledger does not decode or does not balance, exit code 1
+├── UserError
+│   └── StateMismatchError      the run directory belongs to another configuration, exit code 2
+└── PeerLostError
+    └── EnginesLostError        too many rollouts fail because no engine answers, exit code 76
+"""
+
+from runtime.errors import PeerLostError, ServiceError, UserError
+
+
+class InvariantError(ServiceError):
+    """Something that cannot happen did."""
+
+
+class AdvantageError(ServiceError):
+    """The message names the environment, the example and the function."""
+
+
+class NoSignalError(ServiceError):
+    """The message says what to change."""
+
+
+class FailureRateError(ServiceError):
+    """The message names the environment and its commonest error."""
+
+
+class LedgerError(ServiceError):
+    """The message names the file and the line or the numbers."""
+
+
+class StateMismatchError(UserError):
+    """The message says which setting changed and how to go on."""
+
+
+class EnginesLostError(PeerLostError):
+    """The message names the environment that noticed and the engine's error."""

@@ -1,0 +1,84 @@
+"""`ExampleOrder`: which example comes at which position. A pure function of the seed and the position.
+
+So the whole position in the data is one integer, the cursor, and a restarted orchestrator that knows it continues with
+exactly the examples that would have come. Positions are cut into blocks of `BLOCK` slots; a block gives every
+environment its share of slots, shuffled. An environment's n-th slot visits example `n % size` of its epoch
+`n // size`, in an order drawn anew for every epoch. The epoch is the attempt number that keeps two visits apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.seeds import permutation
+
+BLOCK = 1000
+"""Slots of one block: ratios are met to a thousandth."""
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvShare:
+    """One environment as the order sees it."""
+
+    name: str
+    num_examples: int
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Position `seq` visits example `example_index` of `env_name` for the `attempt`-th time (from 0)."""
+
+    seq: int
+    env_name: str
+    example_index: int
+    attempt: int
+
+
+def slots_per_block(ratios: Sequence[float], block: int = BLOCK) -> list[int]:
+    """Slots of each environment, summing to `block`: largest remainders, and at least one each."""
+    if len(ratios) > block:
+        raise ValueError(f"at most {block} environments can be mixed, got {len(ratios)}")
+    free = block - len(ratios)
+    exact = [free * ratio / sum(ratios) for ratio in ratios]
+    slots = [1 + int(share) for share in exact]
+    by_remainder = sorted(range(len(ratios)), key=lambda index: (int(exact[index]) - exact[index], index))
+    for index in by_remainder[: block - sum(slots)]:
+        slots[index] += 1
+    return slots
+
+
+class ExampleOrder:
+    """`visit(seq)` for any `seq >= 0`, in any order. Keeps only the newest permutation of each kind."""
+
+    def __init__(self, seed: int, shares: Sequence[EnvShare]) -> None:
+        for share in shares:
+            if share.num_examples < 1:
+                raise ValueError(f"environment {share.name!r} has no examples")
+        self._seed = seed
+        self._shares = tuple(shares)
+        self._slots = slots_per_block([share.ratio for share in shares])
+        self._owners = np.repeat(np.arange(len(shares)), self._slots)
+        self._newest: dict[str, tuple[int, Indices]] = {}
+
+    def visit(self, seq: int) -> Visit:
+        """What position `seq` visits."""
+        block, offset = divmod(seq, BLOCK)
+        owners = self._owners[self._permutation("block", block, BLOCK)]
+        env_index = int(owners[offset])
+        nth = block * self._slots[env_index] + int(np.count_nonzero(owners[:offset] == env_index))
+        share = self._shares[env_index]
+        attempt, position = divmod(nth, share.num_examples)
+        order = self._permutation(f"env/{share.name}", attempt, share.num_examples)
+        return Visit(seq, share.name, int(order[position]), attempt)
+
+    def _permutation(self, kind: str, number: int, size: int) -> Indices:
+        newest = self._newest.get(kind)
+        if newest is None or newest[0] != number:
+            newest = (number, permutation(size, self._seed, kind, number))
+            self._newest[kind] = newest
+        return newest[1]

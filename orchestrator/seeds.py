@@ -1,0 +1,26 @@
+"""Seeds and permutations that depend on their arguments alone: not on time, process, platform or library version."""
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+_SEED_BITS = 48
+"""Small enough to survive JSON numbers and `seed + turn`."""
+
+
+def stable_hash(*parts: str | int) -> int:
+    """64 bits that depend on the parts and on their borders."""
+    return xxhash.xxh3_64_intdigest("\x1f".join(map(str, parts)).encode())
+
+
+def rollout_seed(seed: int, env_name: str, example_id: str, attempt: int, index: int) -> int:
+    """Seed of one rollout: a rollout that is generated again after a crash samples the same tokens."""
+    return stable_hash("rollout", seed, env_name, example_id, attempt, index) >> (64 - _SEED_BITS)
+
+
+def permutation(size: int, *key: str | int) -> npt.NDArray[np.int64]:
+    """A permutation of `range(size)` drawn by `key`: sorts the indices by their splitmix64 hash."""
+    words = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(stable_hash(*key))
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.argsort(words ^ (words >> np.uint64(31)), kind="stable")

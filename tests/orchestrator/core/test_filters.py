@@ -1,0 +1,92 @@
+"""Filters and guards: what stays out of a batch, and when a run gives up."""
+
+import pytest
+
+from orchestrator.advantages import make_advantage
+from orchestrator.config import GrpoAdvantageConfig
+from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
+from orchestrator.filters import ZERO_SIGNAL, FailureGuard, ScoredGroup, SignalGuard, score
+from orchestrator.groups import JOINT_FAILURE
+from orchestrator.rollout import Failure, FailureReason
+from runtime.exit_codes import ExitCode
+from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
+
+GRPO = make_advantage(GrpoAdvantageConfig())
+ENGINE_ERROR = Failure(FailureReason.ENGINE_ERROR, "connection refused")
+
+
+def scored(*results: float | Failure, joint: bool = False) -> ScoredGroup:
+    return score(make_group(results, joint=joint), GRPO)
+
+
+def test_a_group_that_differs_ships_with_its_survivors() -> None:
+    group = scored(0.0, ENV_ERROR, 1.0)
+    assert group.filtered is None
+    assert [(index, rollout.reward) for index, rollout, _ in group.trainable] == [(0, 0.0), (2, 1.0)]
+    assert [advantage for _, _, advantage in group.trainable] == pytest.approx([-1, 1], rel=1e-5)
+
+
+@pytest.mark.parametrize("rewards", [(0.5, 0.5, 0.5), (1.0,), (0.0, 0.0)])
+def test_a_group_without_advantage_is_filtered(rewards: tuple[float, ...]) -> None:
+    group = scored(*rewards)
+    assert group.filtered == ZERO_SIGNAL
+    assert group.num_trainable == 0
+    assert group.trainable == ()
+
+
+def test_a_dropped_group_is_filtered_and_never_scored() -> None:
+    group = scored(0.0, ENV_ERROR, 1.0, joint=True)
+    assert (group.filtered, group.advantages) == (JOINT_FAILURE, ())
+
+
+def test_the_run_stops_after_too_many_groups_without_signal() -> None:
+    guard = SignalGuard(3)
+    guard.saw(scored(1.0, 1.0))
+    guard.saw(scored(1.0, 0.0))
+    for _ in range(2):
+        guard.saw(scored(0.0, 0.0))
+    guard.saw(scored(ENV_ERROR, ENV_ERROR))
+    with pytest.raises(NoSignalError, match=r"last 3 groups.*'copy'.*Raise the temperature"):
+        guard.saw(scored(0.0, 0.0))
+
+
+def test_the_run_stops_when_an_environment_fails_too_often() -> None:
+    guard = FailureGuard(max_error_rate=0.75, window=8)
+    timeout = Failure(FailureReason.ENV_TIMEOUT, "took too long")
+    for result in [make_rollout(), make_rollout(), ENV_ERROR, timeout, ENV_ERROR, ENV_ERROR, ENV_ERROR]:
+        guard.saw("flaky", result)
+    with pytest.raises(FailureRateError, match=r"6 of the last 8 .*'flaky'.*\(4x\) is env_error: boom"):
+        guard.saw("flaky", timeout)
+
+
+def test_failures_of_one_environment_do_not_hide_behind_another() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=4)
+    for _ in range(3):
+        guard.saw("sound", make_rollout())
+        guard.saw("sound", make_rollout())
+        guard.saw("broken", ENV_ERROR)
+    with pytest.raises(FailureRateError, match="'broken'"):
+        guard.saw("broken", ENV_ERROR)
+
+
+def test_a_window_that_is_not_full_or_below_the_limit_goes_on() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=4)
+    for _ in range(3):
+        guard.saw("copy", ENV_ERROR)
+    guard.saw("copy", make_rollout())
+    for _ in range(3):
+        guard.saw("copy", ENV_ERROR)
+
+
+def test_cancelled_rollouts_are_no_failures_of_the_environment() -> None:
+    guard = FailureGuard(max_error_rate=0.5, window=2)
+    for _ in range(10):
+        guard.saw("copy", Failure(FailureReason.CANCELLED, "shutdown"))
+
+
+def test_lost_engines_have_their_own_exit_code() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=2)
+    guard.saw("copy", ENGINE_ERROR)
+    with pytest.raises(EnginesLostError, match="connection refused") as caught:
+        guard.saw("copy", ENGINE_ERROR)
+    assert caught.value.exit_code == ExitCode.PEER_LOST
