@@ -1,0 +1,47 @@
+"""What a rollout became: a `Rollout` that can be trained on, or a `Failure` with its reason."""
+
+import math
+from collections.abc import Mapping
+
+from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.gateway.session import Session
+from orchestrator.rollout import Failure, FailureReason, Rollout
+
+MAX_MESSAGE_CHARS = 2000
+
+
+def failure_of(error: Exception) -> Failure:
+    """Who is to blame for `error`: the engine, or else the environment."""
+    if isinstance(error, InvalidResponse):
+        return failure(FailureReason.INVALID_RESPONSE, str(error))
+    if isinstance(error, EngineError):
+        return failure(FailureReason.ENGINE_ERROR, str(error))
+    return failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+
+
+def failure(reason: FailureReason, message: str) -> Failure:
+    """A failure whose message fits into a log line."""
+    return Failure(reason, message[:MAX_MESSAGE_CHARS])
+
+
+def scored(
+    request: RolloutRequest, session: Session, *, reward: float, metrics: Mapping[str, float | None], duration_s: float
+) -> Rollout | Failure:
+    """The session as a rollout with this reward; a `Failure` if it cannot be trained on."""
+    if not math.isfinite(reward):
+        return failure(FailureReason.INVALID_REWARD, f"the reward of {session.plan.trajectory_id} is {reward}")
+    branches = session.trajectory.branches()
+    if not branches:
+        return failure(FailureReason.ENV_ERROR, f"{session.plan.trajectory_id} ended without a single model call")
+    return Rollout(
+        env_name=request.example.env_name,
+        example_id=request.example.example_id,
+        reward=float(reward),
+        branches=branches,
+        temperature=request.temperature,
+        is_truncated=session.is_truncated,
+        metrics={name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)},
+        messages=tuple(dict(message) for message in session.trajectory.messages),
+        duration_s=duration_s,
+    )
