@@ -9,7 +9,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 
 ATTENTION_KNEE_TOKENS = 16_384
-"""Length at which attention costs about as much as the rest of the network (12 x hidden size; here of a small model)."""
+"""Length at which attention costs about as much as the rest of the network: 12 x the hidden size of a small model."""
 
 
 def compute_cost(lengths: IntArray) -> IntArray:

@@ -6,7 +6,6 @@
     ├── RankMismatch            ranks that must hold the same thing do not
     ├── CheckpointInvalid       a checkpoint that must not be loaded: partial, corrupt, or of another run
     ├── NonFiniteError          (exit code 77) loss or gradient were not finite too many steps in a row
-    ├── RankMismatch            ranks that should agree do not
     ├── ModelUnusable           (also a UserError) the model folder cannot be loaded or cannot be trained packed
     └── AttentionUnavailable    (also a UserError) the attention kernel asked for does not work here
 
@@ -47,15 +46,6 @@ class NonFiniteError(TrainerError, ServiceError):
     """Training produces NaN or infinity and does not recover."""
 
     exit_code = ExitCode.NON_FINITE
-
-
-class RankMismatch(TrainerError):
-    """Ranks hold different values of something that must be one: a plan, a resume step."""
-
-    def __init__(self, what: str, values: list[str]) -> None:
-        told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-        super().__init__(f"ranks disagree about {what} ({told}); restart all of them from the same checkpoint")
-        self.values = values
 
 
 class ModelUnusable(TrainerError, UserError):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """All that a plan needs besides the manifest. Everything but `rank` is the same on every rank, and so is the plan."""
+    """All that a plan needs besides the manifest. All but `rank` is the same on every rank, and so is the plan."""
 
     rank: int
     world_size: int

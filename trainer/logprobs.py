@@ -24,7 +24,7 @@ def token_scores(
     hidden: Tensor, head: Tensor, labels: Tensor, temperatures: Tensor, chunk_tokens: int = CHUNK_TOKENS
 ) -> TokenScores:
     """Scores of `labels` [L] under softmax(hidden [L, H] @ head [V, H]^T / temperatures [L])."""
-    logprobs, entropies = _ChunkedHead.apply(hidden, head, labels, temperatures, chunk_tokens)
+    logprobs, entropies = _ChunkedHead.apply(hidden, head, labels, temperatures, chunk_tokens)  # type: ignore[no-untyped-call]
     return TokenScores(logprobs, entropies)
 
 
@@ -48,12 +48,12 @@ class _ChunkedHead(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, logprobs_grad: Tensor | None, entropies_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, head, labels, temperatures, log_normalisers, entropies = ctx.saved_tensors
         hidden_grad = torch.zeros_like(hidden)
         # Summed in float32: a sum over thousands of chunks in half precision would lose the small ones.
-        head_grad = torch.zeros_like(head, dtype=torch.float32)
+        head_grad = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for chunk in _chunks(len(labels), ctx.chunk_tokens):
             shifted = _logits(hidden[chunk], head, temperatures[chunk]).sub_(log_normalisers[chunk, None])
             logits_grad = _logits_grad(
@@ -65,14 +65,22 @@ class _ChunkedHead(torch.autograd.Function):
             )
             logits_grad = logits_grad.div_(temperatures[chunk, None]).to(head.dtype)
             hidden_grad[chunk] = logits_grad @ head
-            head_grad += logits_grad.T @ hidden[chunk]
-        return hidden_grad, head_grad.to(head.dtype), None, None, None
+            if head_grad is not None:
+                head_grad += logits_grad.T @ hidden[chunk]
+        return hidden_grad, None if head_grad is None else head_grad.to(head.dtype), None, None, None
 
 
 def _logits_grad(
-    log_probabilities: Tensor, labels: Tensor, entropies: Tensor, logprobs_grad: Tensor | None, entropies_grad: Tensor | None
+    log_probabilities: Tensor,
+    labels: Tensor,
+    entropies: Tensor,
+    logprobs_grad: Tensor | None,
+    entropies_grad: Tensor | None,
 ) -> Tensor:
-    """d logprob_i / d logit_j = [j is the label] - p_j; d entropy / d logit_j = -p_j (log p_j + entropy). Reuses the input."""
+    """d logprob / d logit_j = [j is the label] - p_j; d entropy / d logit_j = -p_j (log p_j + entropy).
+
+    Overwrites `log_probabilities`.
+    """
     probabilities = log_probabilities.exp()
     if entropies_grad is None:
         grad = log_probabilities.zero_()

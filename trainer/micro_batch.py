@@ -4,7 +4,7 @@ T tokens of the row, S segments, L trained tokens. `seq_lens` is the only source
 `sample_count` segments are samples; one more, if there is one, is padding. A dummy is padding alone.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from trainer.attention.segments import SegmentInfo
 
 @dataclass(frozen=True)
 class LossTokens:
-    """One entry per trained token, in row order. A weight stream that no token belongs to is `None` and costs nothing."""
+    """One entry per trained token, in row order. A weight stream without members is `None` and costs nothing."""
 
     index: Tensor
     """int64[L]: place of the token in the row. Its prediction is made at `index - 1`, always in the same segment."""
@@ -39,8 +39,8 @@ class LossTokens:
 
     def to(self, device: torch.device) -> "LossTokens":
         """The same on `device`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return LossTokens(**{name: value if value is None else value.to(device) for name, value in values.items()})
+        columns: dict[str, Tensor | None] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: column.to(device) for name, column in columns.items() if column is not None})
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,12 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on `device`."""
-        return MicroBatch(
+        return replace(
+            self,
             token_ids=self.token_ids.to(device),
             position_ids=self.position_ids.to(device),
-            seq_lens=self.seq_lens,
-            sample_count=self.sample_count,
             env_ids=self.env_ids.to(device),
             rewards=self.rewards.to(device),
             advantages=self.advantages.to(device),
-            sample_rows=self.sample_rows,
             loss_tokens=self.loss_tokens.to(device),
         )

@@ -72,9 +72,9 @@ class StepPlan:
     @cached_property
     def digest(self) -> str:
         """Equal on two ranks exactly if they are about to train the same batch in the same way."""
-        state = xxhash.xxh3_128(f"{self.step}/{self.batch_digest}/{self.seq_len}")
+        state = xxhash.xxh3_128(f"{self.step}/{self.batch_digest}/{self.seq_len}".encode())
         for mini_batch in self.mini_batches:
-            state.update(f"/{mini_batch.num_rounds}x{mini_batch.num_ranks}/")
+            state.update(f"/{mini_batch.num_rounds}x{mini_batch.num_ranks}/".encode())
             state.update(mini_batch.rows.tobytes())
             state.update(mini_batch.offsets.tobytes())
         return state.hexdigest()

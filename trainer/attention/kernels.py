@@ -15,7 +15,7 @@ from trainer.attention.segments import SegmentInfo
 
 
 class AttentionFunction(Protocol):
-    """`sliding_window` w lets a token see itself and the w - 1 before it. `extras` a kernel cannot honour are refused."""
+    """`sliding_window` w: a token sees itself and the w - 1 before it. `extras` no kernel honours are refused."""
 
     def __call__(
         self,
@@ -47,10 +47,8 @@ def segment_sdpa(
 ) -> tuple[Tensor, None]:
     """torch's scaled dot product per segment. Runs everywhere, and on CPU faster than any dense mask."""
     refuse_extras(extras)
-    parts = [
-        _one_segment(q, k, v, scaling, sliding_window)
-        for q, k, v in zip(*(tensor.split(segments.seq_lens, dim=2) for tensor in (query, key, value)), strict=True)
-    ]
+    split = [torch.split(tensor, list(segments.seq_lens), dim=2) for tensor in (query, key, value)]
+    parts = [_one_segment(q, k, v, scaling, sliding_window) for q, k, v in zip(*split, strict=True)]
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 
@@ -70,8 +68,11 @@ def torch_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     refuse_extras(extras)
+    q, k, v = _flat(query, key, value)
     out = varlen_attn(
-        *_flat(query, key, value),
+        q,
+        k,
+        v,
         segments.cu_seqlens,
         segments.cu_seqlens,
         segments.max_len,
@@ -97,11 +98,14 @@ def flash_attn(
     **extras: object,
 ) -> tuple[Tensor, None]:
     """The flash-attn package's variable-length kernel (GPU, half precision)."""
-    from flash_attn import flash_attn_varlen_func
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     refuse_extras(extras)
+    q, k, v = _flat(query, key, value)
     out: Tensor = flash_attn_varlen_func(
-        *_flat(query, key, value),
+        q,
+        k,
+        v,
         segments.cu_seqlens,
         segments.cu_seqlens,
         segments.max_len,
@@ -128,9 +132,9 @@ def _one_segment(query: Tensor, key: Tensor, value: Tensor, scaling: float | Non
     return F.scaled_dot_product_attention(query, key, value, attn_mask=band, scale=scaling, enable_gqa=True)
 
 
-def _flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _flat(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[1, H, T, D] to [T, H, D]."""
-    return tuple(tensor[0].transpose(0, 1) for tensor in tensors)
+    return query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
 
 
 def _window(sliding_window: int | None) -> tuple[int, int]:

@@ -1,0 +1,44 @@
+"""FSDP2 over a policy, with one contract: gradients are **summed** over ranks, on gloo and NCCL alike.
+
+Each rank divides its loss by the global denominator, so the sum is the gradient of the global mean, and no path can
+forget to rescale. Dividing by 1 alone would ask gloo for a reduction it does not have, hence the forced plain sum.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trainer.errors import ModelUnusable
+from trainer.model import Policy
+
+
+def shard_policy(policy: Policy, mesh: DeviceMesh | None, *, reshard_after_forward: bool) -> Policy:
+    """Shard in place over `mesh`: each decoder layer, then the rest. `None`: a single plain process, nothing to do."""
+    if mesh is None:
+        return policy
+    mixed = MixedPrecisionPolicy()
+    if policy.compute_dtype != torch.float32:
+        mixed = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
+    for layer in decoder_layers(policy):
+        fully_shard(layer, mesh=mesh, mp_policy=mixed, reshard_after_forward=reshard_after_forward)
+    # The root's own weights (embedding, head) open the backward pass: freeing them first would gather them twice.
+    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
+    _use_sum_reduction(policy)
+    return policy
+
+
+def decoder_layers(policy: Policy) -> list[nn.Module]:
+    """The blocks that transformers says must stay whole."""
+    names = set(policy.causal_lm._no_split_modules or ())
+    layers = [module for module in policy.causal_lm.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ModelUnusable(f"{type(policy.causal_lm).__name__} does not say which of its modules are decoder layers")
+    return layers
+
+
+def _use_sum_reduction(policy: nn.Module) -> None:
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)

@@ -1,0 +1,95 @@
+"""`Policy`: a Hugging Face causal LM that scores the trained tokens of a micro batch.
+
+The head is part of `forward`, so that FSDP gathers its weight for us, and only trained tokens go through it. Weights
+are saved and published under the names of `causal_lm`, which are those of the model's own folder.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from trainer.attention.registry import choose_kernel
+from trainer.config import ModelConfig
+from trainer.errors import ModelUnusable
+from trainer.logprobs import TokenScores, token_scores
+from trainer.micro_batch import MicroBatch
+
+_PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class Policy(nn.Module):
+    """Deterministic: no dropout, no cache. One row of packed segments in, one score per trained token out."""
+
+    def __init__(self, causal_lm: PreTrainedModel, compute_dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm.eval()
+        self.compute_dtype = compute_dtype
+
+    def forward(self, batch: MicroBatch) -> TokenScores:
+        """Scores of the trained tokens, in row order. The micro batch must be on the device of the model."""
+        tokens = batch.loss_tokens
+        head = self.causal_lm.get_output_embeddings().weight
+        # What predicts a token stands one place before it; position 0 of a segment is never trained.
+        hidden = self._hidden(batch)[tokens.index - 1].to(head.dtype)
+        return token_scores(hidden, head, tokens.labels, tokens.temperatures)
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        # FSDP casts parameters itself; a plain process has autocast do it.
+        mixed = self.compute_dtype != torch.float32 and not isinstance(self, FSDPModule)
+        with torch.autocast(batch.token_ids.device.type, self.compute_dtype, enabled=mixed):
+            output = self.causal_lm.base_model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.position_ids[None],
+                use_cache=False,
+                segments=batch.segment_info(),
+            )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+
+def load_policy(config: ModelConfig, device: torch.device) -> Policy:
+    """The model of `config.path` in float32 on `device`, with our attention. Raises `ModelUnusable` with the reason."""
+    dtype = compute_dtype(config)
+    kernel = choose_kernel(config.attention, device, dtype)
+    kernel.install()
+    causal_lm = _from_folder(config.path, kernel.implementation)
+    _check_packable(causal_lm, config)
+    return Policy(causal_lm.to(device), dtype)
+
+
+def compute_dtype(config: ModelConfig) -> torch.dtype:
+    """The type of the forward pass."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+
+
+def _from_folder(path: Path, attention: str) -> PreTrainedModel:
+    if not (path / "config.json").is_file():
+        raise ModelUnusable(f"model.path = {str(path)!r} is not a Hugging Face model folder: it has no config.json")
+    transformers_logging.disable_progress_bar()
+    try:
+        causal_lm, loading = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation=attention, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelUnusable(f"model.path = {str(path)!r} cannot be loaded: {error}") from error
+    if loading["missing_keys"]:
+        names = ", ".join(sorted(loading["missing_keys"])[:3])
+        raise ModelUnusable(f"model.path = {str(path)!r} lacks weights that would be random otherwise: {names}, ...")
+    model: PreTrainedModel = causal_lm
+    return model
+
+
+def _check_packable(causal_lm: PreTrainedModel, config: ModelConfig) -> None:
+    text_config = causal_lm.config.get_text_config()
+    layers = set(getattr(text_config, "layer_types", None) or ()) - _PACKABLE_LAYERS
+    if layers:
+        raise ModelUnusable(f"{config.path} has layers that would mix packed samples: {', '.join(sorted(layers))}")
+    if getattr(text_config, "final_logit_softcapping", None) or causal_lm.get_output_embeddings().bias is not None:
+        raise ModelUnusable(f"{config.path} has a soft-capped or biased head, which the chunked head does not compute")
+    limit = getattr(text_config, "max_position_embeddings", None)
+    if limit is not None and config.seq_len > limit:
+        raise ModelUnusable(f"model.seq_len ({config.seq_len}) is above the {limit} positions that {config.path} knows")

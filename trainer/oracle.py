@@ -1,0 +1,64 @@
+"""The slow truth about packing: each segment as a row of its own.
+
+`verify_packing` holds the chosen model and kernel to it at start-up, because every known way of getting packing wrong
+(kernels, caches, layers that mix positions) is silent: the loss looks fine, and samples see each other.
+"""
+
+import numpy as np
+import torch
+
+from trainer.errors import ModelUnusable
+from trainer.logprobs import TokenScores
+from trainer.micro_batch import MicroBatch
+from trainer.model import Policy
+from trainer.packing import pack
+from transport.sample import TrainingSample
+from transport.tensor import EncodedTensor
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Largest difference of a log probability; a leak is worth a nat or so."""
+
+
+def forward_per_segment(
+    policy: Policy, samples: list[TrainingSample], seq_len: int, device: torch.device
+) -> TokenScores:
+    """Scores of the trained tokens of `samples`, each sample alone in its row."""
+    scores = [policy(_alone(sample, seq_len).to(device)) for sample in samples]
+    return TokenScores(torch.cat([s.logprobs for s in scores]), torch.cat([s.entropies for s in scores]))
+
+
+@torch.no_grad()
+def verify_packing(policy: Policy, device: torch.device) -> None:
+    """Raise `ModelUnusable` unless packed samples score as they do alone. A collective call: every rank makes it."""
+    vocab_size = policy.causal_lm.config.get_text_config().vocab_size
+    rng = np.random.default_rng(0)
+    samples = [_probe(rng.integers(0, vocab_size, length)) for length in (9, 5, 12)]
+    packed = policy(pack(samples, [0] * 3, range(3), seq_len=16, pad_multiple=4).to(device)).logprobs
+    error = float((packed - forward_per_segment(policy, samples, 16, device).logprobs).abs().max())
+    if not error <= _TOLERANCE[policy.compute_dtype]:
+        raise ModelUnusable(
+            f"{type(policy.causal_lm).__name__} cannot be trained packed: samples that share a row change each other's "
+            f"log probabilities by up to {error:.3g}; choose another model.attention, or report the model"
+        )
+
+
+def _alone(sample: TrainingSample, seq_len: int) -> MicroBatch:
+    return pack([sample], [0], [0], seq_len)
+
+
+def _probe(token_ids: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> TrainingSample:
+    mask = np.arange(len(token_ids)) > 0
+    return TrainingSample(
+        run_id="probe",
+        env_name="probe",
+        example_id="0",
+        group_id="probe/0/0",
+        trajectory_id="probe/0/0#0",
+        token_ids=EncodedTensor.of(token_ids.astype(np.int32)),
+        loss_mask=EncodedTensor.of(mask),
+        logprobs=EncodedTensor.of(np.zeros(len(token_ids), dtype=np.float32)),
+        advantages=0.0,
+        temperature=1.0,
+        reward=0.0,
+        versions=(),
+    )

@@ -1,0 +1,139 @@
+"""`train_mini_batch`: one optimizer step, the same on every rank.
+
+    count members ─▶ for each micro batch: forward, loss, backward (sums gradients over ranks) ─▶ guard ─▶ clip ─▶ step
+
+Every rank must call it with the same number of micro batches (the plan sees to that: the backward pass of one rank
+waits for the others). Nothing is read back from the device before the last micro batch.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.accounting import Accounting
+from trainer.denominators import Denominators, count_members
+from trainer.diagnostics import METRICS, observe
+from trainer.env_stats import EnvStats
+from trainer.errors import PlanError
+from trainer.losses.components import micro_batch_loss
+from trainer.losses.protocol import RlLoss
+from trainer.micro_batch import MicroBatch
+from trainer.model import Policy
+from trainer.reduction import sum_over_ranks
+
+_COMPONENTS = ("rl", "ce", "ref_kl")
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What does not change from step to step."""
+
+    env_names: tuple[str, ...]
+    max_grad_norm: float
+    micro_batch_tokens: int
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The outcome, equal on all ranks but for the `*/local` metrics."""
+
+    stepped: bool
+    """False: the loss or the gradient was not finite on some rank, and no rank changed a weight."""
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    accounting: Accounting
+    metrics: dict[str, float]
+    """By the names of the metrics contract, `loss` and `grad_norm` included."""
+
+
+def train_mini_batch(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    micro_batches: Sequence[MicroBatch],
+    loss: RlLoss,
+    settings: StepSettings,
+) -> StepReport:
+    """Train on the micro batches of this rank. Leaves no gradient behind. Raises `PlanError` if, over all ranks, not
+    one token would be trained."""
+    device = next(policy.parameters()).device
+    accounting = Accounting.of(micro_batches)
+    denominators, global_sums = _count_globally(micro_batches, accounting)
+    stats = EnvStats(METRICS, settings.env_names, device)
+    optimizer.zero_grad(set_to_none=True)
+    local_losses = _backward(policy, micro_batches, loss, denominators, stats, device)
+    losses = dict(zip(_COMPONENTS, sum_over_ranks(local_losses).tolist(), strict=True))
+    grad_norm, stepped = _guarded_step(policy, optimizer, losses, settings.max_grad_norm)
+    metrics = {
+        **accounting.metrics(global_sums, settings.micro_batch_tokens),
+        **stats.metrics(),
+        **{f"loss/{name}": losses[name] for name in _COMPONENTS if getattr(denominators, name) > 0},
+        "loss": sum(losses.values()),
+        "grad_norm": grad_norm,
+    }
+    return StepReport(stepped, metrics["loss"], grad_norm, accounting, metrics)
+
+
+def _count_globally(micro_batches: Sequence[MicroBatch], accounting: Accounting) -> tuple[Denominators, Tensor]:
+    totals = sum_over_ranks(torch.cat((count_members(micro_batches), accounting.sums())))
+    denominators = Denominators(*totals[:3].tolist())
+    if denominators.total == 0:
+        raise PlanError(
+            f"none of the {int(totals[5])} samples has a trained token within seq_len: raise model.seq_len, or look at "
+            "the loss masks the orchestrator sends"
+        )
+    return denominators, totals[3:]
+
+
+def _backward(
+    policy: Policy,
+    micro_batches: Sequence[MicroBatch],
+    loss: RlLoss,
+    denominators: Denominators,
+    stats: EnvStats,
+    device: torch.device,
+) -> Tensor:
+    """float64[3]: this rank's share of each component. Gradients are in the parameters."""
+    losses = torch.zeros(len(_COMPONENTS), dtype=torch.float64, device=device)
+    for host_batch in micro_batches:
+        batch = host_batch.to(device)
+        scores = policy(batch)
+        report = micro_batch_loss(batch, scores, loss, denominators)
+        report.total.backward()  # type: ignore[no-untyped-call]
+        for place, name in enumerate(_COMPONENTS):
+            if name in report.parts:
+                losses[place] += report.parts[name]
+        observe(stats, batch, scores, report.rl)
+    return losses
+
+
+def _guarded_step(
+    policy: Policy, optimizer: torch.optim.Optimizer, losses: dict[str, float], max_grad_norm: float
+) -> tuple[float, bool]:
+    """(gradient norm, whether the weights changed). The sums that are judged are those of all ranks, so all agree."""
+    parameters = [parameter for parameter in policy.parameters() if parameter.grad is not None]
+    norm = _total_norm(parameters)
+    grad_norm = float(norm)
+    is_finite = math.isfinite(grad_norm) and all(map(math.isfinite, losses.values()))
+    if _agreed(is_finite):
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        optimizer.step()
+        stepped = True
+    else:
+        stepped = False
+    optimizer.zero_grad(set_to_none=True)
+    return grad_norm, stepped
+
+
+def _agreed(is_finite: bool) -> bool:
+    """True only if every rank says so."""
+    return float(sum_over_ranks(torch.tensor(0.0 if is_finite else 1.0))) == 0.0
+
+
+def _total_norm(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
