@@ -14,7 +14,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,  # vLLM's CPU attention serves 32 and 64, and dies on hidden_size / heads = 16
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
