@@ -24,7 +24,7 @@ Latency = Callable[[GenerateRequest, int], float]
 
 
 class ScriptedEngine:
-    """Implements `Engine`. `script` replaces the random completion; a reply against the contract is `InvalidResponse`."""
+    """Implements `Engine`. `script` replaces the random completion; a reply off the contract is `InvalidResponse`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ScriptedEngine:
         """Always healthy."""
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """The scripted completion. A request that outlives a version change has its tokens split between the versions."""
+        """The scripted completion. A request that outlives a version change has tokens of both versions."""
         self.num_requests += 1
         self.num_running += 1
         try:
