@@ -4,8 +4,9 @@
     outbox/progress.json           what the trainer reported (transport/progress.py)
     outbox/retired/                batches kept for replay, if asked for
 
-Invariant: the steps on disk are exactly `last_committed + 1 ... next_step - 1`, without a gap. Commit is recorded
-before a file goes, so a kill between the two leaves a file that the next start retires.
+Invariant: the steps on disk are exactly `last_retired + 1 ... next_step - 1`, without a gap: all that no checkpoint
+contains, and those of the newest checkpoint, in case it cannot be read back. A commit is recorded before a file goes,
+so a kill between the two leaves a file that the next start retires.
 """
 
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from loguru import logger
 
 from transport.batch import EncodedBatch
 from transport.batch_file import BatchFile, file_chunks
@@ -42,6 +44,7 @@ class Outbox:
         self.run_id = run_id
         self._keep_retired = keep_retired
         self._lock = threading.Lock()
+        self._is_recorded = True
         (directory / RETIRED_NAME if keep_retired else directory).mkdir(parents=True, exist_ok=True)
         remove_temporaries(directory)
         self._progress = self._read_progress()
@@ -63,8 +66,8 @@ class Outbox:
         return max(0, self.next_step - 1 - self._progress.last_trained)
 
     def steps(self) -> list[int]:
-        """Steps that can be served, ascending."""
-        return sorted(self._files)
+        """Steps that no durable checkpoint contains yet, ascending."""
+        return sorted(step for step in self._files if step > self._progress.last_committed)
 
     def put(self, batch: EncodedBatch) -> None:
         """Store a batch durably. The same batch again is a no-op; another one under its step, or a gap, is an error."""
@@ -103,38 +106,46 @@ class Outbox:
             self._advance(self._progress.with_weights(weights))
 
     def retire(self, up_to_step: int) -> None:
-        """A durable checkpoint contains `up_to_step`: record that, then drop (or keep aside) the batches up to it."""
+        """A durable checkpoint contains `up_to_step`: record that, then let go of the batches of the commit before."""
         with self._lock:
             self._check_cut(up_to_step)
             self._advance(self._progress.with_committed(up_to_step))
-            self._drop_committed(self._files)
+            if self._is_recorded:
+                self._drop_retired(self._files)
 
     def _advance(self, progress: Progress) -> None:
         """Progress counts in memory even if the disk refuses: the trainer repeats what matters in its next `Hello`."""
-        if progress == self._progress:
+        if progress == self._progress and self._is_recorded:
             return
         self._progress = progress
         path = self.directory / PROGRESS_NAME
         try:
             write_durably(path, [msgspec.json.encode(progress)])
         except OSError as error:
-            raise OutboxError(f"cannot record progress in {path}: {error}") from error
+            self._is_recorded = False
+            logger.warning("cannot record progress in {}: {}; tried again at the next report", path, error)
+        else:
+            self._is_recorded = True
 
-    def _drop_committed(self, files: dict[int, BatchFile]) -> None:
-        committed = [step for step in files if step <= self._progress.last_committed]
-        for step in committed:
-            path = files.pop(step).path
-            if self._keep_retired:
-                path.replace(self.directory / RETIRED_NAME / path.name)
-            else:
-                path.unlink(missing_ok=True)
-        if committed:
-            sync_directory(self.directory)
+    def _drop_retired(self, files: dict[int, BatchFile]) -> None:
+        retired = [step for step in files if step <= self._progress.last_retired]
+        try:
+            for step in retired:
+                self._let_go(files.pop(step).path)
+        except OSError as error:
+            logger.warning("cannot retire a batch in {}: {}; the next start tries again", self.directory, error)
+
+    def _let_go(self, path: Path) -> None:
+        if self._keep_retired:
+            path.replace(self.directory / RETIRED_NAME / path.name)
+            sync_directory(self.directory / RETIRED_NAME)
+        else:
+            path.unlink(missing_ok=True)
 
     def _file(self, step: int) -> BatchFile:
         held = self._files.get(step)
         if held is None:
-            state = "was retired" if step <= self._progress.last_committed else "does not exist"
+            state = "was retired" if step <= self._progress.last_retired else "does not exist"
             raise OutboxError(f"batch {step} {state}: {self.directory} holds steps {self.steps()}")
         return held
 
@@ -164,8 +175,8 @@ class Outbox:
             if file.path != batch_path(self.directory, file.manifest.step):
                 raise OutboxError(f"{file.path} holds batch {file.manifest.step}")
         files = {file.manifest.step: file for file in opened}
-        self._drop_committed(files)
-        for expected, step in enumerate(files, start=self._progress.last_committed + 1):
+        self._drop_retired(files)
+        for expected, step in enumerate(files, start=self._progress.last_retired + 1):
             if step != expected:
                 raise OutboxError(
                     f"{batch_path(self.directory, expected)} is missing: a batch was neither trained nor kept"

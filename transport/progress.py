@@ -16,11 +16,15 @@ class PublishedWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`last_committed <= last_trained`; steps up to `last_committed` are in a durable checkpoint. 0: none yet."""
+    """`last_retired <= last_committed <= last_trained`. 0: none yet."""
 
     run_id: str
     last_trained: int = 0
     last_committed: int = 0
+    """Steps up to this one are in a durable checkpoint."""
+    last_retired: int = 0
+    """The commit before the last: batches up to it may go. Those after it stay, so that a trainer whose newest
+    checkpoint turns out to be corrupt can fall back to the one before."""
     weights: PublishedWeights | None = None
     """The newest announcement."""
 
@@ -30,8 +34,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def with_committed(self, step: int) -> "Progress":
         """A durable checkpoint contains batch `step`."""
+        if step <= self.last_committed:
+            return self
         trained = self.with_trained(step)
-        return msgspec.structs.replace(trained, last_committed=max(step, self.last_committed))
+        return msgspec.structs.replace(trained, last_committed=step, last_retired=self.last_committed)
 
     def with_weights(self, weights: PublishedWeights) -> "Progress":
         """Version `weights.version` can be loaded.

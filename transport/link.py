@@ -1,0 +1,165 @@
+"""`Link`: asks a server and gets an answer, through restarts of the server and breaks of the connection.
+
+One request is in flight at a time. A server that says nothing for `peer_timeout_s`, or whose connection breaks, gets a
+new connection after a jittered back-off, a new `Hello`, and the same request again: requests are idempotent.
+While nobody asks, a thread sends heartbeats over the same socket, under the same lock, so that a rank in a long
+training step does not look dead.
+"""
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import zmq
+
+from transport.codec import encode
+from transport.connection import Connection, Received
+from transport.errors import FrameTooLarge, LinkDown, PeerTimeout, Refused, SchemaMismatch, TransportError
+from transport.limits import Limits
+from transport.manifest import SCHEMA_VERSION
+from transport.messages import Bye, ClientMessage, Hello, Ping, Refusal, Stranger, Welcome
+from transport.security import CurveKeys
+
+_T = TypeVar("_T")
+
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
+_FAREWELL_S = 1.0
+
+
+class Link:
+    """`introduce(seq)` makes the `Hello` of each new connection; `on_wait` hears what a blocked call waits for."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        introduce: Callable[[int], Hello],
+        *,
+        keys: CurveKeys | None,
+        limits: Limits,
+        peer_timeout_s: float,
+        heartbeat_s: float,
+        on_wait: Callable[[str], None],
+    ) -> None:
+        self.activity = ""
+        self._endpoint = endpoint
+        self._introduce = introduce
+        self._keys = keys
+        self._limits = limits
+        self._peer_timeout_s = peer_timeout_s
+        self._on_wait = on_wait
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._connection: Connection | None = None
+        self._welcome: Welcome | None = None
+        self._seq = itertools.count(1)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._heartbeat = threading.Thread(target=self._beat, args=(heartbeat_s,), name="heartbeat", daemon=True)
+        self._heartbeat.start()
+
+    def connect(self, timeout_s: float) -> Welcome:
+        """Be welcomed by the server. `Refused` or `SchemaMismatch` if it will not, `PeerTimeout` if it is not there."""
+        with self._lock:
+            return self._persist(self._connected, timeout_s)[1]
+
+    def ask(self, make: Callable[[int], ClientMessage], timeout_s: float) -> Received:
+        """The server's answer to the message that `make(seq)` builds; `PeerTimeout` if it is away for `timeout_s`."""
+        message = make(next(self._seq))
+        if (size := len(encode(message))) > self._limits.max_request_bytes:
+            raise FrameTooLarge(f"a request of {size} bytes, the limit is {self._limits.max_request_bytes}")
+        with self._lock:
+            return self._persist(lambda deadline: self._answer(message, deadline), timeout_s)
+
+    def close(self, reason: str) -> None:
+        """Say goodbye to a server that is there, stop the heartbeats and drop the connection. Never raises."""
+        self._closing.set()
+        self._heartbeat.join()
+        with self._lock:
+            with contextlib.suppress(TransportError):  # a server that is gone needs no goodbye
+                if self._connection is not None and self._welcome is not None:
+                    bye = Bye(seq=next(self._seq), reason=reason)
+                    self._exchange(self._connection, bye, time.monotonic() + _FAREWELL_S)
+            self._drop()
+        self._context.term()
+
+    def _persist(self, action: Callable[[float], _T], timeout_s: float) -> _T:
+        """Repeat `action(deadline)` over new connections until it works or `timeout_s` have passed."""
+        deadline = time.monotonic() + timeout_s
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return action(deadline)
+            except LinkDown as down:
+                self._drop()
+                if time.monotonic() + backoff_s >= deadline:
+                    raise PeerTimeout(f"no answer from {self._endpoint} for {timeout_s:g} s; last: {down}") from down
+                self._on_wait(f"orchestrator: {down}")
+            except TransportError:
+                self._drop()
+                raise
+            self._closing.wait(backoff_s * random.uniform(0.5, 1.5))
+            backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+
+    def _answer(self, message: ClientMessage, deadline: float) -> Received:
+        connection, _ = self._connected(deadline)
+        reply, frames = self._exchange(connection, message, deadline)
+        if isinstance(reply, Stranger):
+            raise LinkDown(f"{self._endpoint} restarted and does not know this rank")
+        return reply, frames
+
+    def _connected(self, deadline: float) -> tuple[Connection, Welcome]:
+        if self._connection is None:
+            self._connection = Connection(self._context, self._endpoint, self._keys, self._limits, self._peer_timeout_s)
+        if self._welcome is None:
+            self._welcome = self._greet(self._connection, deadline)
+        return self._connection, self._welcome
+
+    def _greet(self, connection: Connection, deadline: float) -> Welcome:
+        reply, _ = self._exchange(connection, self._introduce(next(self._seq)), deadline)
+        if isinstance(reply, Welcome | Refusal) and reply.schema_version != SCHEMA_VERSION:
+            raise SchemaMismatch(SCHEMA_VERSION, reply.schema_version)
+        if isinstance(reply, Refusal):
+            raise Refused(f"{self._endpoint} refuses this trainer: {reply.reason}")
+        if not isinstance(reply, Welcome):
+            raise LinkDown(f"{self._endpoint} answered Hello with {type(reply).__name__}")
+        return reply
+
+    def _exchange(self, connection: Connection, message: ClientMessage, deadline: float) -> Received:
+        deadline = min(deadline, time.monotonic() + self._peer_timeout_s)
+        connection.send(encode(message), deadline)
+        while True:
+            reply, frames = connection.receive(deadline)
+            if reply.seq == message.seq:
+                return reply, frames
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._welcome = None, None
+
+    def _beat(self, interval_s: float) -> None:
+        while not self._closing.wait(interval_s):
+            if not self._lock.acquire(blocking=False):
+                continue  # a request is under way, which is heartbeat enough
+            try:
+                self._ping()
+            except TransportError:
+                self._drop()  # the next request connects again, and reports what is wrong
+            finally:
+                self._lock.release()
+
+    def _ping(self) -> None:
+        """Never blocks. A server that restarted meanwhile is greeted again."""
+        if self._connection is None:
+            return
+        while (received := self._connection.try_receive()) is not None:
+            if isinstance(received[0], Stranger):
+                self._welcome = None
+            elif isinstance(received[0], Welcome):
+                self._welcome = received[0]
+        seq = next(self._seq)
+        message = Ping(seq=seq, waiting_for=self.activity) if self._welcome is not None else self._introduce(seq)
+        self._connection.try_send(encode(message))

@@ -1,0 +1,89 @@
+"""`PeerTable`: the trainer ranks a server knows, when each was last heard, and what each waits for.
+
+One connection per rank: a rank that says `Hello` on a new connection leaves its old one, and a trainer that comes back
+with another world size leaves all old ones. Time is a parameter (monotonic seconds).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transport.messages import GetManifest, Hello
+
+
+@dataclass(slots=True)
+class Peer:
+    """One connected rank."""
+
+    identity: bytes
+    rank: int
+    world_size: int
+    address: str
+    last_seen: float
+    alive: bool = True
+    waiting_for: str = ""
+    is_busy: bool = False
+    """A request of this peer is being served."""
+    parked: GetManifest | None = None
+    """A request that waits for its batch, until `parked_until`."""
+    parked_until: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"trainer rank {self.rank} at {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A row for `/health`."""
+
+    rank: int
+    address: str
+    alive: bool
+    silent_s: float
+    waiting_for: str
+
+
+class PeerTable:
+    """Peers by connection. `peer_timeout_s` of silence make a peer count as dead until it speaks again."""
+
+    def __init__(self, peer_timeout_s: float) -> None:
+        self._timeout_s = peer_timeout_s
+        self._peers: dict[bytes, Peer] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(tuple(self._peers.values()))
+
+    def find(self, identity: bytes) -> Peer | None:
+        """The peer of a connection that said `Hello`."""
+        return self._peers.get(identity)
+
+    def welcome(self, identity: bytes, address: str, hello: Hello, now: float) -> Peer:
+        """A rank introduced itself on this connection."""
+        for old in self:
+            if old.rank == hello.rank or old.world_size != hello.world_size:
+                self.forget(old.identity)
+        peer = Peer(identity, hello.rank, hello.world_size, address, now)
+        self._peers[identity] = peer
+        return peer
+
+    def forget(self, identity: bytes) -> None:
+        """The connection is gone, or its rank has another."""
+        self._peers.pop(identity, None)
+
+    def silent_since(self, now: float) -> list[Peer]:
+        """Peers that died since the last call."""
+        dead = [peer for peer in self if peer.alive and now - peer.last_seen > self._timeout_s]
+        for peer in dead:
+            peer.alive = False
+        return dead
+
+    def status(self, now: float) -> tuple[PeerStatus, ...]:
+        """All ranks in order."""
+        rows = sorted(self._peers.values(), key=lambda peer: peer.rank)
+        return tuple(_status(peer, now, self._timeout_s) for peer in rows)
+
+
+def _status(peer: Peer, now: float, timeout_s: float) -> PeerStatus:
+    silent_s = max(0.0, now - peer.last_seen)
+    return PeerStatus(peer.rank, peer.address, silent_s <= timeout_s, silent_s, peer.waiting_for)

@@ -1,0 +1,62 @@
+"""ROUTER and DEALER sockets with every limit set, never libzmq's defaults (unlimited, off, silent discard)."""
+
+import zmq
+import zmq.asyncio
+
+from transport.limits import Limits
+from transport.security import CurveKeys
+
+_CURVE_OVERHEAD_BYTES = 1024
+"""What encryption adds to a frame, generously; MAXMSGSIZE counts encrypted bytes."""
+
+HANDSHAKE_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+def router(
+    context: zmq.asyncio.Context, keys: CurveKeys | None, limits: Limits, peer_timeout_s: float
+) -> zmq.asyncio.Socket:
+    """The server's socket, not bound yet. Sending to a peer that is gone raises instead of vanishing."""
+    socket = context.socket(zmq.ROUTER, socket_class=zmq.asyncio.Socket)
+    _limit(socket, limits.max_request_bytes, limits, peer_timeout_s)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    if keys is not None:
+        _identify(socket, keys)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"tandem")
+    return socket
+
+
+def dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys | None, limits: Limits, peer_timeout_s: float
+) -> "zmq.Socket[bytes]":
+    """A client's socket, not connected yet. Nothing is queued for a server that is not there."""
+    socket = context.socket(zmq.DEALER)
+    _limit(socket, limits.max_frame_bytes, limits, peer_timeout_s)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if keys is not None:
+        _identify(socket, keys)
+        (server,) = keys.peers
+        socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+    return socket
+
+
+def _limit(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", max_bytes: int, limits: Limits, timeout_s: float) -> None:
+    timeout_ms = max(100, round(timeout_s * 1000))
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_bytes + _CURVE_OVERHEAD_BYTES)
+    socket.setsockopt(zmq.SNDHWM, limits.queue_messages)
+    socket.setsockopt(zmq.RCVHWM, limits.queue_messages)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, timeout_ms)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, timeout_ms // 4)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, timeout_ms)
+
+
+def _identify(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", keys: CurveKeys) -> None:
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
