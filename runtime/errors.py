@@ -4,7 +4,8 @@ ServiceError          ends the process with `exit_code` and one line
 ├── UserError         the user can mend it: exit code 2
 ├── StorageError      the disk refuses: exit code 74
 ├── StallError        nothing moves: exit code 75
-└── PeerLostError     a peer is gone: exit code 76
+├── PeerLostError     a peer is gone: exit code 76
+└── ChildDiedError    a service that `rl` started died: its exit code
 """
 
 from runtime.exit_codes import ExitCode
@@ -13,7 +14,7 @@ from runtime.exit_codes import ExitCode
 class ServiceError(Exception):
     """Printed as one line, without a traceback."""
 
-    exit_code = ExitCode.FAILED
+    exit_code: int = ExitCode.FAILED
 
 
 class UserError(ServiceError):
@@ -38,3 +39,11 @@ class PeerLostError(ServiceError):
     """A peer this service depends on is gone and did not come back in time."""
 
     exit_code = ExitCode.PEER_LOST
+
+
+class ChildDiedError(ServiceError):
+    """A service that `rl` started ended before the run was over."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

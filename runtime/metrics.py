@@ -3,7 +3,6 @@
 Metrics never stop a run: a sink that refuses is dropped with one warning, and JSON lines are tried again at each step.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime.config import MetricsConfig
 from runtime.metric_sinks import JsonlSink, MetricSink, PrometheusSink, TensorBoardSink
+from runtime.metric_tail import MetricTail, Row
 from runtime.run_dir import RunDir
 
 
@@ -65,16 +65,6 @@ class MetricLog:
             logger.warning(message)
 
 
-def read_metrics(path: Path) -> list[dict[str, float | None]]:
+def read_metrics(path: Path) -> list[Row]:
     """All whole lines of a metrics file, oldest first; a torn line of a killed process is skipped."""
-    rows: list[dict[str, float | None]] = []
-    if not path.exists():
-        return rows
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    return MetricTail(path).read()

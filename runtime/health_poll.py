@@ -1,0 +1,70 @@
+"""Asks the services of a run how they are, from a thread of its own."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+
+from runtime.health import Fact, Status
+from runtime.run_dir import RunDir
+
+POLL_S = 0.5
+TIMEOUT_S = 2.0
+
+Report = Mapping[str, Fact]
+
+
+class HealthPoll:
+    """Keeps the newest `/health` report of each of `services`, as announced in the run directory."""
+
+    def __init__(self, run_dir: RunDir, services: Iterable[str]) -> None:
+        self._run_dir = run_dir
+        self._services = tuple(services)
+        self._reports: dict[str, Report] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="health poll", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more. Idempotent."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=TIMEOUT_S * len(self._services))
+
+    def is_ready(self, service: str) -> bool:
+        """True once `service` has said that it works."""
+        return self._reports.get(service, {}).get("status") in (Status.OK, Status.STOPPING)
+
+    def waits(self) -> dict[str, str]:
+        """What each service says it waits for; services that wait for nothing are left out."""
+        reports = dict(self._reports)
+        found = {name: str(report.get("waiting_for") or "") for name, report in reports.items()}
+        return {name: what for name, what in sorted(found.items()) if what}
+
+    def _poll(self) -> None:
+        while not self._stop.wait(POLL_S):
+            announced = self._run_dir.read_services()
+            for name in self._services:
+                if name in announced and announced[name].health_url:
+                    self._reports[name] = fetch_health(announced[name].health_url)
+
+
+def fetch_health(url: str, timeout_s: float = TIMEOUT_S) -> Report:
+    """The report at `url`, also that of a service that answers 503; empty if it does not answer with one."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            body = response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            body = error.read()
+    except OSError:
+        return {}
+    try:
+        report = json.loads(body)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
