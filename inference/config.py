@@ -26,6 +26,10 @@ class ServerConfig(Config):
     """Address to bind."""
     port: int = Field(8000, ge=0, le=65535)
     """TCP port; 0 lets the system choose."""
+    request_timeout_s: float = Field(1800.0, gt=0)
+    """Seconds after which a request is dropped and answered with 504."""
+    grace_s: float = Field(10.0, ge=0)
+    """Seconds that requests in flight get to finish after SIGTERM; the rest is answered with 503."""
 
 
 class TorchEngineConfig(Config):
@@ -51,7 +55,8 @@ class InferenceConfig(ServiceConfig):
     server: ServerConfig = ServerConfig()
     """The HTTP server."""
     health: HealthConfig = HealthConfig()
-    """Unused by this service: `/health` and `/metrics` are routes of its HTTP server."""
+    """A second endpoint for `/health` and `/metrics`, with a thread of its own: it answers even when the HTTP server
+    hangs. The HTTP server has both routes, too."""
     torch: TorchEngineConfig = TorchEngineConfig()
     """Settings of the embedded engine."""
     admin_token_file: Path | None = None

@@ -1,0 +1,5 @@
+"""`python -m inference`."""
+
+from inference.cli import main
+
+main()

@@ -1,0 +1,46 @@
+"""`inference @ file.toml --model.path DIR ...`: serve a policy over HTTP."""
+
+import importlib.util
+from collections.abc import Sequence
+
+from inference.config import InferenceConfig
+from runtime.config import load_config
+from runtime.errors import UserError
+from runtime.service import run_main
+
+
+def main() -> None:
+    """Console entry."""
+    run_main("inference", run)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Serve until SIGTERM or SIGINT. torch is imported only when there is something to serve."""
+    config = load_config(InferenceConfig, argv, prog="inference")
+    check_engine(config)
+    check_model_path(config)
+    from inference.service import serve
+
+    serve(config)
+
+
+def check_engine(config: InferenceConfig) -> None:
+    """Raise `UserError` if the engine is not installed."""
+    needed = {"torch": ("torch", "transformers", "safetensors"), "vllm": ("vllm",)}[config.engine]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"--engine {config.engine} needs {', '.join(missing)}: pip install 'tandem-rl[{config.engine}]'"
+        )
+    if config.engine == "vllm":
+        raise UserError("--engine vllm is not part of this version of tandem-rl: use --engine torch")
+
+
+def check_model_path(config: InferenceConfig) -> None:
+    """Raise `UserError` unless the folder looks like a Hugging Face model."""
+    if not (config.model.path / "config.json").is_file():
+        raise UserError(f"no model at --model.path {config.model.path}: expected a folder with config.json and weights")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What can go wrong while serving, and the HTTP status each one becomes.
+
+InferenceError
+├── BadRequest        400  the request can never be served: say what to change
+├── UnknownModel      404  the request names a model that is not served here
+├── WeightsRefused    409  a publish that must not be loaded; the old weights stay in service
+├── QueueFull         429  too many requests are waiting: try again later
+├── NonFiniteLogits   500  the weights in service give NaN or infinity for this prompt
+├── Unavailable       503  loading, stopping, or the engine died
+└── DeadlineExceeded  504  the request took longer than the server allows
+"""
+
+
+class InferenceError(Exception):
+    """Base of everything this package raises on purpose. `status` and `kind` are the HTTP face."""
+
+    status = 500
+    kind = "internal_error"
+
+
+class BadRequest(InferenceError):
+    """The caller's mistake."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class UnknownModel(InferenceError):
+    """The caller asked for a model that is not here."""
+
+    status = 404
+    kind = "model_not_found"
+
+
+class WeightsRefused(InferenceError):
+    """The publish is torn, corrupt or of another model; nothing was changed."""
+
+    status = 409
+    kind = "weights_refused"
+
+
+class QueueFull(InferenceError):
+    """The bounded queue is full."""
+
+    status = 429
+    kind = "queue_full"
+
+
+class NonFiniteLogits(InferenceError):
+    """A sampled token has no finite log probability: the weights are broken, the request is not."""
+
+    status = 500
+    kind = "non_finite_logits"
+
+
+class Unavailable(InferenceError):
+    """The engine cannot take requests now."""
+
+    status = 503
+    kind = "unavailable"
+
+
+class DeadlineExceeded(InferenceError):
+    """The server gave the request up and freed its slot."""
+
+    status = 504
+    kind = "deadline_exceeded"

@@ -1,0 +1,91 @@
+"""From what a client sent to a `Job` that the engine can run: all checks that answer 400 are here, and pure."""
+
+import math
+
+import msgspec
+import numpy as np
+
+from inference.errors import BadRequest
+from inference.generation import Completion, Int32s, Job
+from inference.torch_engine.engine import EngineLimits
+from transport.errors import CodecError
+from transport.generation import GenerateReply, GenerateRequest
+from transport.tensor import EncodedTensor
+
+MAX_TOP_LOGPROBS = 20
+_decoder = msgspec.msgpack.Decoder(GenerateRequest)
+
+
+def decode_generate(body: bytes) -> GenerateRequest:
+    """The request in `body`. Raises `BadRequest`."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"not a valid GenerateRequest: {error}") from error
+
+
+def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:
+    """The job that `request` asks for. Raises `BadRequest`."""
+    if request.adapter is not None:
+        raise BadRequest(f"adapter {request.adapter!r} is not served: the torch engine serves no adapters")
+    job = Job(
+        prompt=_int32s(request.token_ids),
+        max_tokens=request.max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop_token_ids=frozenset(request.stop_token_ids),
+    )
+    check_job(job, limits)
+    return job
+
+
+def check_job(job: Job, limits: EngineLimits) -> None:
+    """Raise `BadRequest` unless the engine can run `job`. A completion is cut where the model's length ends."""
+    _check_prompt(job.prompt, limits)
+    if job.max_tokens < 1:
+        raise BadRequest(f"max_tokens must be at least 1, got {job.max_tokens}")
+    if not (math.isfinite(job.temperature) and job.temperature >= 0):
+        raise BadRequest(f"temperature must be a number >= 0, got {job.temperature}")
+    if not 0 < job.top_p <= 1:
+        raise BadRequest(f"top_p must be in (0, 1], got {job.top_p}")
+    if foreign := [token for token in job.stop_token_ids if not 0 <= token < limits.vocab_size]:
+        raise BadRequest(f"stop token id {foreign[0]} is not in the vocabulary of {limits.vocab_size}")
+    if not 0 <= job.num_top_logprobs <= min(MAX_TOP_LOGPROBS, limits.vocab_size):
+        raise BadRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {job.num_top_logprobs}")
+
+
+def reply_of(request: GenerateRequest, completion: Completion) -> GenerateReply:
+    """The wire form of a completion."""
+    return GenerateReply(
+        request_id=request.request_id,
+        token_ids=EncodedTensor.of(completion.token_ids),
+        logprobs=EncodedTensor.of(completion.logprobs),
+        finish_reason=completion.finish_reason,
+        versions=completion.versions,
+    )
+
+
+def _int32s(tensor: EncodedTensor) -> Int32s:
+    try:
+        tensor.check()
+    except CodecError as error:
+        raise BadRequest(f"token_ids: {error}") from error
+    if tensor.dtype != "int32" or len(tensor.shape) != 1:
+        raise BadRequest(f"token_ids must be an int32 vector, got {tensor.dtype}{list(tensor.shape)}")
+    return tensor.numpy()
+
+
+def _check_prompt(prompt: Int32s, limits: EngineLimits) -> None:
+    if len(prompt) == 0:
+        raise BadRequest("the prompt is empty: at least one token is needed to continue from")
+    if len(prompt) >= limits.max_model_len:
+        raise BadRequest(
+            f"the prompt has {len(prompt)} tokens, which leaves no room in max_model_len = {limits.max_model_len}"
+        )
+    outside = (prompt < 0) | (prompt >= limits.vocab_size)
+    if outside.any():
+        position = int(np.flatnonzero(outside)[0])
+        raise BadRequest(
+            f"token id {int(prompt[position])} at position {position} is not in the vocabulary of {limits.vocab_size}"
+        )

@@ -1,0 +1,81 @@
+"""Admin routes: weights, pause, resume. All of them need the token."""
+
+import hmac
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from loguru import logger
+
+from inference.errors import BadRequest, InferenceError, WeightsRefused
+from inference.server.errors_json import Handler, error_response, json_response
+from inference.server.state import STATE
+from transport.generation import ApplyWeights, ServedWeights
+
+ADMIN_PREFIX = "/inference/admin/"
+
+
+@web.middleware
+async def require_admin_token(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """403 without a configured token, 401 without the right one. Compares in constant time."""
+    if not request.path.startswith(ADMIN_PREFIX):
+        return await handler(request)
+    token = request.app[STATE].admin_token
+    if token is None:
+        return error_response(403, "admin_disabled", "admin routes are off: start the server with admin_token_file")
+    given = request.headers.get("Authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        return error_response(401, "wrong_admin_token", "the admin token is missing or wrong")
+    return await handler(request)
+
+
+async def get_weights(request: web.Request) -> web.Response:
+    """What the engine serves."""
+    return json_response(request.app[STATE].engine.served)
+
+
+async def apply_weights(request: web.Request) -> web.Response:
+    """Load a publish; the reply is read from the engine after the swap."""
+    state = request.app[STATE]
+    try:
+        asked = msgspec.json.decode(await request.read(), type=ApplyWeights)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"not a valid ApplyWeights: {error}") from error
+    try:
+        with state.metrics.weight_update_seconds.time():
+            served = await state.engine.apply_weights(Path(asked.manifest_path), asked.version)
+    except InferenceError as error:
+        state.metrics.weight_updates.labels("refused" if isinstance(error, WeightsRefused) else "failed").inc()
+        logger.warning(f"weights refused, version {state.engine.served.version} stays in service: {error}")
+        raise
+    state.metrics.weight_updates.labels("applied").inc()
+    _log_version(request, served)
+    return json_response(served)
+
+
+async def pause(request: web.Request) -> web.Response:
+    """Stop decoding; requests wait."""
+    return json_response({"paused": await request.app[STATE].engine.set_paused(True)})
+
+
+async def resume(request: web.Request) -> web.Response:
+    """Go on."""
+    return json_response({"paused": await request.app[STATE].engine.set_paused(False)})
+
+
+def _log_version(request: web.Request, served: ServedWeights) -> None:
+    """One line, and one row of metrics, per policy version."""
+    state = request.app[STATE]
+    stats = state.engine.stats
+    logger.info(f"serving version {served.version} ({served.digest[:8]}), {stats.running} requests in flight")
+    if state.metric_log is not None:
+        state.metric_log.log(
+            served.version,
+            {
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "decode_steps": stats.decode_steps,
+                "sampled_tokens": stats.sampled_tokens,
+                "prefilled_tokens": stats.prefilled_tokens,
+            },
+        )

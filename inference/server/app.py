@@ -1,0 +1,32 @@
+"""The aiohttp application: routes and middlewares, nothing else."""
+
+from aiohttp import web
+
+from inference.server import admin_routes, chat_route, generate_route, info_routes
+from inference.server.errors_json import errors_as_json
+from inference.server.state import STATE, ServerState
+from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH
+
+MAX_BODY_BYTES = 16 * 2**20
+
+
+def make_app(state: ServerState) -> web.Application:
+    """All routes of docs/contracts.md over `state`."""
+    app = web.Application(
+        middlewares=[errors_as_json, admin_routes.require_admin_token], client_max_size=MAX_BODY_BYTES
+    )
+    app[STATE] = state
+    app.add_routes(
+        [
+            web.get("/health", info_routes.health),
+            web.get("/metrics", info_routes.metrics),
+            web.get("/v1/models", info_routes.models),
+            web.post("/v1/chat/completions", chat_route.chat_completions),
+            web.post(GENERATE_PATH, generate_route.generate),
+            web.get(WEIGHTS_PATH, admin_routes.get_weights),
+            web.post(WEIGHTS_PATH, admin_routes.apply_weights),
+            web.post(PAUSE_PATH, admin_routes.pause),
+            web.post(RESUME_PATH, admin_routes.resume),
+        ]
+    )
+    return app

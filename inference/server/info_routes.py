@@ -1,0 +1,69 @@
+"""`/health`, `/metrics` and `/v1/models`."""
+
+import time
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from inference.server.errors_json import json_response
+from inference.server.state import STATE, ServerState
+from runtime.health import Status
+
+
+async def health(request: web.Request) -> web.Response:
+    """200 when requests are served; 503 while loading, when stalled, or after the engine's death."""
+    state = request.app[STATE]
+    report: dict[str, object] = {
+        "status": _status(state),
+        "engine": "torch",
+        "model": state.model_names[0],
+        "progress_age_s": round(state.health.progress_age_s, 3),
+        "waiting_for": state.health.waits,
+    }
+    return json_response(report | _engine_facts(state), 200 if report["status"] == "ok" else 503)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus text."""
+    body = generate_latest(request.app[STATE].metrics.registry)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def models(request: web.Request) -> web.Response:
+    """The one model, in OpenAI's shape."""
+    state = request.app[STATE]
+    limits = state.engine.limits
+    card = {
+        "id": state.model_names[0],
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "tandem",
+        "max_model_len": limits.max_model_len,
+    }
+    return json_response({"object": "list", "data": [card]})
+
+
+def _status(state: ServerState) -> str:
+    if state.loaded is None:
+        return "loading"
+    if state.engine.failure is not None:
+        return "dead"
+    status = state.health.status
+    return "ok" if status is Status.OK else status.value
+
+
+def _engine_facts(state: ServerState) -> dict[str, object]:
+    if state.loaded is None:
+        return {}
+    engine = state.engine
+    stats, served, limits = engine.stats, engine.served, engine.limits
+    return {
+        "version": served.version,
+        "digest": served.digest,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "paused": stats.paused,
+        "max_batch_size": limits.max_batch_size,
+        "max_model_len": limits.max_model_len,
+        "vocab_size": limits.vocab_size,
+    }

@@ -1,0 +1,42 @@
+"""`HttpListener`: a bound TCP port that serves an application."""
+
+from types import TracebackType
+
+from aiohttp import web
+
+from runtime.errors import UserError
+
+
+class HttpListener:
+    """Async context manager. Port 0 takes a free port; see `url`. Raises `UserError` when the port is taken.
+
+    A client that goes away cancels its handler: that is what frees the slot of a request nobody waits for.
+    """
+
+    def __init__(self, app: web.Application, host: str, port: int) -> None:
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+        self._host = host
+        self._port = port
+
+    @property
+    def url(self) -> str:
+        """Base URL. A wildcard address is reached through loopback."""
+        host = "127.0.0.1" if self._host in ("0.0.0.0", "::", "") else self._host
+        return f"http://{host}:{self._port}"
+
+    async def __aenter__(self) -> "HttpListener":
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port, backlog=4096).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UserError(
+                f"cannot bind {self._host}:{self._port}: {error.strerror or error}; set --server.port"
+            ) from error
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()

@@ -1,0 +1,48 @@
+"""`ServerState`: what the routes share."""
+
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from inference.errors import Unavailable, UnknownModel
+from inference.server.chat_tokenizer import ChatTokenizer
+from inference.server.metrics import ServerMetrics
+from inference.torch_engine.engine import TorchEngine
+from runtime.health import Health
+from runtime.metrics import MetricLog
+
+
+@dataclass(slots=True)
+class ServerState:
+    """`running` is None while the model loads."""
+
+    model_names: tuple[str, ...]
+    """Names a client may use; the first one is shown."""
+    admin_token: str | None
+    request_timeout_s: float
+    health: Health
+    metrics: ServerMetrics
+    metric_log: MetricLog | None = None
+    loaded: "tuple[TorchEngine, ChatTokenizer] | None" = None
+
+    @property
+    def engine(self) -> TorchEngine:
+        """The engine. Raises `Unavailable` while the model loads."""
+        if self.loaded is None:
+            raise Unavailable("the model is still loading")
+        return self.loaded[0]
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The tokenizer. Raises `Unavailable` while the model loads."""
+        if self.loaded is None:
+            raise Unavailable("the model is still loading")
+        return self.loaded[1]
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `UnknownModel` if a client names a model that is not served here."""
+        if name is not None and name not in self.model_names:
+            raise UnknownModel(f"model {name!r} is not served here; this server has {self.model_names[0]!r}")
+
+
+STATE = web.AppKey("state", ServerState)

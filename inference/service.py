@@ -1,0 +1,135 @@
+"""Wiring of the `inference` service: run directory, HTTP server, engine, watchdog, and how each of them ends.
+
+```
+ bind port → load model (a thread; /health says 503) → announce → serve ─┬─ SIGTERM: stop admitting, drain, exit 0
+                                                                         └─ engine died: exit 1 with the reason
+```
+"""
+
+import asyncio
+from contextlib import ExitStack, closing
+
+import torch
+import uvloop
+from loguru import logger
+from transformers.utils import logging as transformers_logging
+
+from inference.admin_token import read_admin_token
+from inference.config import InferenceConfig
+from inference.server.app import make_app
+from inference.server.chat_tokenizer import ChatTokenizer
+from inference.server.listener import HttpListener
+from inference.server.metrics import ServerMetrics
+from inference.server.state import ServerState
+from inference.torch_engine.engine import EngineLimits, TorchEngine
+from inference.torch_engine.loading import eos_token_ids, load_slot_model
+from inference.torch_engine.slot_model import SlotModel
+from runtime.errors import ServiceError
+from runtime.health import Health
+from runtime.health_server import HealthServer
+from runtime.logging import setup_logging
+from runtime.metrics import MetricLog
+from runtime.run_dir import RunDir
+from runtime.service_info import ServiceInfo
+from runtime.shutdown import Shutdown
+from runtime.watchdog import Watchdog
+
+SERVICE = "inference"
+
+
+def serve(config: InferenceConfig) -> None:
+    """Serve until a stop signal. Raises `ServiceError` when the engine dies, `UserError` for what the user can mend."""
+    token = None if config.admin_token_file is None else read_admin_token(config.admin_token_file)
+    run_dir = RunDir(config.run.path).create()
+    health = Health(SERVICE, config.stall_timeout_s)
+    metrics = ServerMetrics()
+    with ExitStack() as stack:
+        stack.enter_context(run_dir.lock(SERVICE))
+        setup_logging(SERVICE, config.log, run_dir)
+        shutdown = stack.enter_context(closing(Shutdown()))
+        extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
+        stack.enter_context(closing(extra))
+        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks"))
+        metric_log = stack.enter_context(closing(MetricLog(SERVICE, run_dir, config.metrics)))
+        state = ServerState(
+            model_names=(config.model.path.resolve().name, str(config.model.path)),
+            admin_token=token,
+            request_timeout_s=config.server.request_timeout_s,
+            health=health,
+            metrics=metrics,
+            metric_log=metric_log,
+        )
+        uvloop.run(_serve(config, state, run_dir, shutdown, extra.url))
+
+
+async def _serve(
+    config: InferenceConfig, state: ServerState, run_dir: RunDir, shutdown: Shutdown, health_url: str
+) -> None:
+    stop = shutdown.event()
+    async with HttpListener(make_app(state), config.server.host, config.server.port) as listener:
+        engine = await _load(config, state)
+        try:
+            addresses = {"http": listener.url, "health": health_url}
+            run_dir.announce(SERVICE, ServiceInfo(health_url=f"{listener.url}/health", addresses=addresses))
+            state.health.ready()
+            logger.info(f"serving {config.model.path} at {listener.url} ({_describe(engine)})")
+            await _until_stopped(engine, stop)
+        finally:
+            run_dir.withdraw(SERVICE)
+            state.health.stopping()
+            await engine.stop(config.server.grace_s)
+    logger.info("stopped")
+
+
+async def _load(config: InferenceConfig, state: ServerState) -> TorchEngine:
+    """Load in a thread, so that `/health` answers meanwhile; then open the engine to requests."""
+    with state.health.waiting(f"the model in {config.model.path}"):
+        model = await asyncio.to_thread(_load_model, config)
+        tokenizer = await asyncio.to_thread(ChatTokenizer, config.model.path)
+        engine = await _start_engine(config, state, model)
+    state.loaded = (engine, tokenizer)
+    state.metrics.watch(lambda: (engine.stats, engine.served))
+    return engine
+
+
+def _load_model(config: InferenceConfig) -> SlotModel:
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(config.torch.num_threads)
+    return load_slot_model(config.model, config.torch.max_batch_size, config.torch.max_model_len)
+
+
+async def _start_engine(config: InferenceConfig, state: ServerState, model: SlotModel) -> TorchEngine:
+    limits = EngineLimits(
+        vocab_size=model.hf.get_input_embeddings().num_embeddings,
+        max_model_len=config.torch.max_model_len,
+        max_batch_size=config.torch.max_batch_size,
+        max_waiting=config.torch.max_waiting,
+    )
+    return TorchEngine(
+        model,
+        limits,
+        eos_token_ids=eos_token_ids(config.model.path),
+        seed=config.seed,
+        run_id=config.run.name,
+        on_progress=state.health.progress,
+    )
+
+
+async def _until_stopped(engine: TorchEngine, stop: asyncio.Event) -> None:
+    """Return at a stop signal. Raises `ServiceError` if the engine dies first."""
+    waits = [asyncio.create_task(stop.wait()), asyncio.create_task(engine.ended())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if engine.failure is not None:
+        logger.opt(exception=engine.failure).error("the engine died")
+        raise ServiceError(f"the engine died: {engine.failure!r}")
+
+
+def _describe(engine: TorchEngine) -> str:
+    limits = engine.limits
+    return (
+        f"{limits.max_batch_size} sequences of up to {limits.max_model_len} tokens, digest {engine.served.digest[:8]}"
+    )

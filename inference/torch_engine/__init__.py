@@ -1,0 +1,8 @@
+"""The embedded engine: continuous batching over a Hugging Face causal LM, small and exact.
+
+```
+ HTTP loop ── Job ──▶ TorchEngine ══ Inbox ══▶ EngineThread ──▶ Decoder: admit → prefill → step → retire
+      ▲                                             │                       SlotTable + SlotCache + model
+      └────────── Completion (call_soon_threadsafe) ┘
+```
+"""

@@ -1,0 +1,168 @@
+"""`Decoder`: continuous batching. Sequences join and leave between decode steps; so do new weights.
+
+```
+ waiting ──admit──▶ running slots ──step──▶ one more token each ──▶ Finished
+                        ▲ prefill (also after a weight swap: all running sequences, with the new weights)
+```
+Single-threaded and synchronous: the engine's thread owns it. Nothing here knows of HTTP, clocks or asyncio.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.errors import NonFiniteLogits
+from inference.generation import TopLogprobs
+from inference.torch_engine.counter_rng import uniforms
+from inference.torch_engine.sampling import sample
+from inference.torch_engine.sequence import Finished, Sequence
+from inference.torch_engine.slot_model import SlotModel
+from inference.torch_engine.slots import SlotTable
+from inference.torch_engine.weights import VerifiedWeights, copy_into, model_digest
+from transport.generation import FinishReason, ServedWeights
+
+
+class Decoder:
+    """Runs a `SlotModel` of which it is the only user. `served` says what the model's tensors hold now."""
+
+    def __init__(self, model: SlotModel, num_slots: int, max_length: int) -> None:
+        self._model = model
+        self._table = SlotTable(num_slots, max_length)
+        self._waiting: deque[Sequence] = deque()
+        self.served = ServedWeights(version=0, digest=model_digest(model.hf))
+        self.num_steps = 0
+        self.num_sampled_tokens = 0
+        self.num_prefilled_tokens = 0
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in slots."""
+        return self._table.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return bool(self._waiting) or self.num_running > 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; it joins at the next step with a free slot, in the order of arrival."""
+        self._waiting.append(sequence)
+
+    def abort(self, key: int) -> None:
+        """Forget a sequence, wherever it is. Unknown keys have finished already."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)
+        self._free([slot for slot, running in enumerate(self._table.sequences) if running.key == key])
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Admit what fits, sample one token for every running sequence, and let the finished ones go."""
+        self._admit()
+        if self.num_running == 0:
+            return []
+        logits = self._next_logits()
+        tokens = self._sample(logits)
+        finished = self._collect(tokens)
+        self._free(list(finished))
+        return list(finished.values())
+
+    @torch.inference_mode()
+    def swap(self, weights: VerifiedWeights) -> ServedWeights:
+        """Serve `weights` from the next token on. Running sequences keep their tokens; their keys and values are
+        computed again, so that all later log probabilities are exactly those of the new version."""
+        copy_into(self._model.hf, weights)
+        digest = model_digest(self._model.hf)
+        assert digest == weights.digest, f"after the copy the model has digest {digest}, not {weights.digest}"
+        self.served = ServedWeights(version=weights.version, digest=digest)
+        for slot, sequence in enumerate(self._table.sequences):
+            sequence.switches.append((weights.version, self._table.num_sampled(slot)))
+        self._prefill(range(self.num_running))
+        return self.served
+
+    def _admit(self) -> None:
+        joining = []
+        while self._waiting and self._table.num_free:
+            sequence = self._waiting.popleft()
+            sequence.switches.append((self.served.version, 0))
+            joining.append(self._table.add(sequence))
+        self._prefill(joining)
+
+    def _prefill(self, slots: Iterable[int]) -> None:
+        """Fill the cache up to, not including, the newest token of each slot."""
+        tokens = {slot: self._table.tokens[slot, : self._table.lengths[slot] - 1] for slot in slots}
+        self._model.prefill(tokens)
+        self.num_prefilled_tokens += sum(map(len, tokens.values()))
+
+    def _next_logits(self) -> Tensor:
+        last = self._table.lengths[: self.num_running] - 1
+        newest = self._table.tokens[np.arange(self.num_running), last]
+        return self._model.decode(newest, torch.from_numpy(last))
+
+    def _sample(self, logits: Tensor) -> list[int]:
+        """Append one token to every running sequence; returns the tokens."""
+        table, num, device = self._table, self.num_running, logits.device
+        num_sampled = (table.lengths[:num] - table.prompt_lengths[:num]).astype(np.uint64)
+        sampled = sample(
+            logits,
+            torch.from_numpy(table.temperatures[:num]).to(device),
+            torch.from_numpy(table.top_ps[:num]).to(device),
+            torch.from_numpy(uniforms(table.seeds[:num], num_sampled)).to(device),
+        )
+        self._keep_top_logprobs(sampled.all_logprobs)
+        tokens = sampled.tokens.to("cpu", torch.int32).numpy()
+        table.append(tokens, sampled.logprobs.cpu().numpy())
+        self.num_steps += 1
+        self.num_sampled_tokens += num
+        as_list: list[int] = tokens.tolist()
+        return as_list
+
+    def _keep_top_logprobs(self, all_logprobs: Tensor) -> None:
+        rows = [slot for slot, sequence in enumerate(self._table.sequences) if sequence.job.num_top_logprobs]
+        if not rows:
+            return
+        most = max(self._table.sequences[slot].job.num_top_logprobs for slot in rows)
+        top = all_logprobs[rows].topk(most, dim=-1)
+        values, indices = top.values.cpu().numpy(), top.indices.to("cpu", torch.int32).numpy()
+        for row, slot in enumerate(rows):
+            sequence = self._table.sequences[slot]
+            kept = slice(sequence.job.num_top_logprobs)
+            sequence.top_logprobs.append(TopLogprobs(indices[row, kept], values[row, kept]))
+
+    def _collect(self, tokens: list[int]) -> dict[int, Finished]:
+        """The sequences that end with the token they just got, by slot."""
+        table = self._table
+        rows, ends = np.arange(self.num_running), table.lengths[: self.num_running]
+        finite = np.isfinite(table.logprobs[rows, ends - 1]).tolist()
+        lengths: list[int] = ends.tolist()
+        finished = {}
+        for slot, sequence in enumerate(table.sequences):
+            if not finite[slot]:
+                finished[slot] = Finished(sequence.key, self._broken())
+            elif reason := self._finish_reason(slot, tokens[slot], lengths[slot]):
+                finished[slot] = Finished(sequence.key, table.completion(slot, reason))
+        return finished
+
+    def _finish_reason(self, slot: int, token: int, length: int) -> FinishReason | None:
+        sequence = self._table.sequences[slot]
+        if token in sequence.stop_ids:
+            return "stop"
+        watch = sequence.job.should_stop
+        if watch is not None and watch(self._table.sampled_tokens(slot)):
+            return "stop"
+        return "length" if length >= sequence.limit else None
+
+    def _broken(self) -> NonFiniteLogits:
+        return NonFiniteLogits(f"weights of version {self.served.version} give no finite probabilities for this prompt")
+
+    def _free(self, slots: list[int]) -> None:
+        if slots:
+            longest = int(self._table.lengths[: self.num_running].max())
+            moves = self._table.remove(slots)
+            self._model.move(moves.sources, moves.targets, longest)

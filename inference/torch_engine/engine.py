@@ -1,0 +1,192 @@
+"""`TorchEngine`: the engine as the event loop sees it. Jobs in, completions out, weights swapped in between."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from transformers import PreTrainedModel
+
+from inference.errors import QueueFull, Unavailable
+from inference.generation import Completion, Job
+from inference.torch_engine.counter_rng import stream_seed
+from inference.torch_engine.decoder import Decoder
+from inference.torch_engine.engine_thread import EngineThread
+from inference.torch_engine.inbox import Abort, Add, Inbox, SetPaused, Stop, Swap
+from inference.torch_engine.sequence import Finished, Sequence
+from inference.torch_engine.slot_model import SlotModel
+from inference.torch_engine.weights import VerifiedWeights, check_fits, read_publish
+from transport.generation import ServedWeights
+
+_T = TypeVar("_T")
+_SEED_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a request must respect."""
+
+    vocab_size: int
+    max_model_len: int
+    max_batch_size: int
+    max_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Numbers for people and metrics; totals since the start."""
+
+    running: int
+    waiting: int
+    paused: bool
+    decode_steps: int
+    sampled_tokens: int
+    prefilled_tokens: int
+
+
+class TorchEngine:
+    """All methods belong to the event loop it was made in. `failure` is set when the engine's thread dies."""
+
+    def __init__(
+        self,
+        model: SlotModel,
+        limits: EngineLimits,
+        *,
+        eos_token_ids: frozenset[int],
+        seed: int,
+        run_id: str,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.limits = limits
+        self.eos_token_ids = eos_token_ids
+        self.failure: Exception | None = None
+        self._model: PreTrainedModel = model.hf
+        self._decoder = Decoder(model, limits.max_batch_size, limits.max_model_len)
+        self._seed = seed
+        self._run_id = run_id
+        self._keys = itertools.count()
+        self._open: dict[int, asyncio.Future[Completion]] = {}
+        self._replies: set[asyncio.Future[ServedWeights] | asyncio.Future[bool]] = set()
+        self._stopping = False
+        self._paused = False
+        self._ended = asyncio.Event()
+        self._swapping = asyncio.Lock()
+        self._inbox = Inbox()
+        self._thread = EngineThread(self._decoder, self._inbox, self, on_progress)
+
+    @property
+    def served(self) -> ServedWeights:
+        """Version and digest of the tensors that the engine computes with."""
+        return self._decoder.served
+
+    @property
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        running = self._decoder.num_running
+        return EngineStats(
+            running=running,
+            waiting=max(0, len(self._open) - running),
+            paused=self._paused,
+            decode_steps=self._decoder.num_steps,
+            sampled_tokens=self._decoder.num_sampled_tokens,
+            prefilled_tokens=self._decoder.num_prefilled_tokens,
+        )
+
+    async def generate(self, job: Job) -> Completion:
+        """Run a job that fits `limits`. Cancelling frees its slot. Raises `QueueFull`, `Unavailable` or
+        `NonFiniteLogits`."""
+        self._check_open()
+        if len(self._open) >= self.limits.max_batch_size + self.limits.max_waiting:
+            raise QueueFull(f"{self.limits.max_waiting} requests are waiting already: try again later")
+        sequence = self._sequence(job)
+        done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._open[sequence.key] = done
+        self._inbox.put(Add(sequence))
+        try:
+            return await done
+        finally:
+            if self._open.pop(sequence.key, None) is not None:  # cancelled: the thread still works on it
+                self._inbox.put(Abort(sequence.key))
+
+    async def apply_weights(self, manifest_path: Path, version: int) -> ServedWeights:
+        """Verify a publish, then swap it in between two decode steps. Raises `WeightsRefused`: nothing changed."""
+        async with self._swapping:
+            self._check_open()
+            weights = await asyncio.to_thread(self._read, manifest_path, version)
+            return await self._ask(lambda reply: Swap(weights, reply))
+
+    async def set_paused(self, paused: bool) -> bool:
+        """Stop or resume decoding. Requests are accepted and wait; none is lost."""
+        self._check_open()
+        self._paused = await self._ask(lambda reply: SetPaused(paused, reply))
+        return self._paused
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more jobs, give the open ones `grace_s` to finish, end the rest with `Unavailable`. Idempotent."""
+        self._stopping = True
+        pending = list(self._open.values())
+        if pending and self.failure is None:
+            await asyncio.wait(pending, timeout=grace_s)
+        self._fail_open(Unavailable("the server is stopping"))
+        self._inbox.put(Stop())
+        await asyncio.to_thread(self._thread.join, grace_s)
+        self._ended.set()
+
+    async def ended(self) -> None:
+        """Return when the engine's thread has ended, by `stop` or by death."""
+        await self._ended.wait()
+
+    def finished(self, finished: list[Finished]) -> None:
+        """See `Listener`."""
+        for end in finished:
+            done = self._open.pop(end.key, None)
+            if done is None or done.done():
+                continue
+            if isinstance(end.result, Completion):
+                done.set_result(end.result)
+            else:
+                done.set_exception(end.result)
+
+    def died(self, error: Exception) -> None:
+        """See `Listener`."""
+        self.failure = error
+        self._fail_open(Unavailable(f"the engine died: {error!r}"))
+        self._ended.set()
+
+    def _sequence(self, job: Job) -> Sequence:
+        key = next(self._keys)
+        return Sequence(
+            key=key,
+            job=job,
+            seed=stream_seed(self._seed, key) if job.seed is None else job.seed & _SEED_MASK,
+            stop_ids=self.eos_token_ids | job.stop_token_ids,
+            limit=min(len(job.prompt) + job.max_tokens, self.limits.max_model_len),
+        )
+
+    def _read(self, manifest_path: Path, version: int) -> VerifiedWeights:
+        weights = read_publish(manifest_path, version=version, run_id=self._run_id)
+        check_fits(self._model, weights)
+        return weights
+
+    async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | SetPaused]") -> _T:
+        reply: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._replies.add(reply)  # type: ignore[arg-type]
+        self._inbox.put(command(reply))
+        try:
+            return await reply
+        finally:
+            self._replies.discard(reply)
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise Unavailable(f"the engine died: {self.failure!r}")
+        if self._stopping:
+            raise Unavailable("the server is stopping")
+
+    def _fail_open(self, error: Unavailable) -> None:
+        for future in [*self._open.values(), *self._replies]:
+            if not future.done():
+                future.set_exception(error)
+        self._open.clear()
