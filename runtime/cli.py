@@ -53,7 +53,9 @@ def launch(config: RlConfig, specs: Sequence[ServiceSpec], run_dir: RunDir, shut
     with make_view(console) as view:
         launcher = Launcher(launches, deadlines, run_dir=run_dir, monitor=monitor, view=view, shutdown=shutdown)
         outcome = launcher.run(prepare_command(config))
-    print(summarize(run_dir, monitor.poll(), seconds=time.monotonic() - started, finished=outcome is Outcome.FINISHED))
+    print(
+        summarize(run_dir, monitor.poll()[-1], seconds=time.monotonic() - started, finished=outcome is Outcome.FINISHED)
+    )
     return 0
 
 

@@ -120,14 +120,18 @@ class Launcher:
         """Watch until `condition` names no service any more."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while missing := condition():
-            self._view.update(self._monitor.poll())
+            self._show()
             self._raise_if_failed()
             if deadline is not None and time.monotonic() > deadline:
                 raise StallError(f"{', '.join(missing)} {complaint} within {timeout_s:g} s")
             if self._shutdown.wait(TICK_S):
                 raise _StopRequestedError
         self._raise_if_failed()
-        self._view.update(self._monitor.poll())
+        self._show()
+
+    def _show(self) -> None:
+        for progress in self._monitor.poll():
+            self._view.update(progress)
 
     def _all_ready(self) -> list[str]:
         health = self._monitor.health
@@ -172,7 +176,7 @@ class Launcher:
             child.terminate()
             deadline = time.monotonic() + self._deadlines.grace_s
             while not child.wait(TICK_S) and time.monotonic() < deadline:
-                self._view.update(self._monitor.poll())
+                self._show()
             if child.exit_code is None:
                 self._view.forward("rl", f"{child.name} did not end within {self._deadlines.grace_s:g} s: killed")
                 child.kill()

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field, create_model, model_validator
 
 from runtime.config import Config, LogConfig, MetricsConfig, RunConfig, ServiceConfig
+from runtime.config_keys import config_keys
 from runtime.config_tree import Tree, get_value, merge, set_value
 from runtime.run_dir import RunDir
 from runtime.services import ServiceSpec
@@ -123,8 +124,9 @@ def fill_services(
         address = get_value(filled, config_class, key)
         if address is not None and str(address).rpartition(":")[2] in ("0", "*"):
             filled = set_value(filled, key, f"{str(address).rpartition(':')[0]}:{port()}".lstrip(":"))
+    known = {key.name for key in config_keys(config_class)}
     for link in LINKS:
-        if link.target.split(".")[0] in services and get_value(data, None, link.target) is None:
+        if link.target in known and get_value(data, None, link.target) is None:
             filled = _apply(link, filled, config_class)
     return filled
 

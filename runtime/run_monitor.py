@@ -22,13 +22,17 @@ class RunMonitor:
         self._tails = {name: MetricTail(run_dir.metrics / f"{name}.jsonl") for name in services}
         self._since = time.time()
 
-    def poll(self) -> Progress:
-        """Take in what is new."""
+    def poll(self) -> list[Progress]:
+        """Take in what is new. Returns the state after each new step, so that none is skipped, and the newest last."""
+        states = []
         for name, tail in self._tails.items():
             for row in tail.read():
+                step = self.progress.step
                 self.progress = self._advance(name, row)
+                if self.progress.step != step:
+                    states.append(self.progress)
         self.progress = replace(self.progress, waits=self.health.waits())
-        return self.progress
+        return [*states, self.progress]
 
     def _advance(self, name: str, row: Row) -> Progress:
         advanced = advance(self.progress, name, row)
