@@ -1,7 +1,7 @@
 """What a checkpoint holds, as one flat dict of tensors that are saved from, and loaded into, the live objects.
 
-Keys: `model.<weight>`, `optimizer.<parameter>.<state>`, `rng.<rank>.<device>`. torch's DCP shards the first two however the
-ranks of the saving run did, and reads them back for any other number of ranks.
+Keys: `model.<weight>`, `optimizer.<parameter>.<state>`, `rng.<rank>.<device>`. torch's DCP shards the first two as the
+ranks of the saving run do, and reads them back for any other number of ranks.
 """
 
 import warnings
@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from runtime.errors import StorageError
@@ -24,22 +26,22 @@ MODEL_PREFIX = "model."
 def save_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
     """Write all tensors, synced to the disk. Collective; on any failure a `StorageError` on every rank."""
     state = _live_tensors(model, optimizer) | _random_states(ranks)
-    writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # "assuming a single process": yes
-            dcp.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
-    except dcp.CheckpointException as error:
+            state_dict_saver.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
+    except CheckpointException as error:
         causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
         raise StorageError(causes) from error
 
 
 def load_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
     """Load in place what `save_tensors` wrote, with any number of ranks. A rank that is new keeps its random state."""
-    reader = dcp.FileSystemReader(folder)
+    reader = FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata
     random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        dcp.load(
+        state_dict_loader.load(
             _live_tensors(model, optimizer) | random_states,
             storage_reader=reader,
             no_dist=not ranks.is_distributed,
@@ -50,7 +52,7 @@ def load_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Only the model's weights, whole, by their names, on the CPU."""
-    reader = dcp.FileSystemReader(folder)
+    reader = FileSystemReader(folder)
     metadata: Mapping[str, object] = reader.read_metadata().state_dict_metadata
     state = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -58,7 +60,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
         if key.startswith(MODEL_PREFIX) and isinstance(entry, TensorStorageMetadata)
     }
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        dcp.load(state, storage_reader=reader, no_dist=True)
+        state_dict_loader.load(state, storage_reader=reader, no_dist=True)
     return {key.removeprefix(MODEL_PREFIX): tensor for key, tensor in state.items()}
 
 

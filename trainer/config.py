@@ -18,7 +18,7 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the parameters in the forward pass; gradients are reduced and parameters kept in float32."""
     attention: Literal["auto", "segment_sdpa", "torch_varlen", "flash_attn"] = "auto"
-    """Attention kernel; `auto` takes the first that works on this machine, any other fails at start-up if it does not."""
+    """Attention kernel; `auto` takes the first that works here, any other fails at start-up if it does not work."""
     device: str = "auto"
     """`cpu` or `cuda`; `auto` takes a GPU if there is one."""
 
@@ -117,7 +117,9 @@ class TrainerConfig(ServiceConfig):
     orchestrator: OrchestratorLinkConfig = OrchestratorLinkConfig()
     """Where batches come from."""
     max_steps: int | None = Field(None, gt=0)
-    """Total steps of the run, for the schedule; `None`: until the orchestrator ends the run (needs a constant schedule)."""
+    """Steps after which run and schedule end; `None`: when the orchestrator ends it (needs a constant schedule)."""
+    replay: Path | None = None
+    """Folder of recorded `step-*.batch` files to train on, without an orchestrator."""
     seed: int = Field(0, ge=0)
     """Seed of torch in every rank."""
     micro_batch_max_tokens: int | None = Field(None, gt=1)
@@ -154,4 +156,21 @@ class TrainerConfig(ServiceConfig):
             )
         if self.schedule.type != "constant" and self.max_steps is None:
             raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
+        return self
+
+
+class ExportConfig(Config):
+    """`trainer export`: write the model of a checkpoint as a Hugging Face folder."""
+
+    checkpoint: Path | None = None
+    """Checkpoint to export (`runs/<name>/checkpoints/step-...`)."""
+    run: Path | None = None
+    """Run directory whose newest valid checkpoint is exported (`runs/<name>`)."""
+    out: Path
+    """Folder to write; must not exist."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> "ExportConfig":
+        if (self.checkpoint is None) == (self.run is None):
+            raise ValueError("give either --checkpoint or --run")
         return self

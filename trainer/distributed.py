@@ -39,7 +39,11 @@ class Ranks:
 
     def mesh(self) -> DeviceMesh | None:
         """The mesh that parameters are sharded over; `None` for a plain process."""
-        return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("dp",)) if self.is_distributed else None
+        return (
+            init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("dp",))
+            if self.is_distributed
+            else None
+        )
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -108,11 +112,11 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"trainer: model.device = {name!r} is no device: {error}") from error
+        raise UserError(f"model.device = {name!r} is no device: {error}") from error
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise UserError(f"trainer: model.device = {name!r}, but torch sees no GPU on this machine")
+        raise UserError(f"model.device = {name!r}, but torch sees no GPU on this machine")
     device = torch.device("cuda", local_rank) if device.index is None else device
     torch.cuda.set_device(device)
     return device

@@ -3,6 +3,7 @@
     TrainerError
     ├── PlanError               a batch that cannot be trained: no sample, no trained token, a modality we do not train
     ├── BatchMismatch           fetched samples that are not the ones the plan was made from
+    ├── StopWaiting             a stop request ended a wait (never leaves the link that waits)
     ├── RankMismatch            ranks that must hold the same thing do not
     ├── CheckpointInvalid       a checkpoint that must not be loaded: partial, corrupt, or of another run
     ├── NonFiniteError          (exit code 77) loss or gradient were not finite too many steps in a row
@@ -11,6 +12,8 @@
 
 The last two are the user's to mend: one line, exit code 2.
 """
+
+# ruff: noqa: N818 - a caller reads `except CheckpointInvalid` as a sentence
 
 from collections.abc import Sequence
 
@@ -28,6 +31,10 @@ class PlanError(TrainerError):
 
 class BatchMismatch(TrainerError):
     """Samples that contradict their manifest."""
+
+
+class StopWaiting(TrainerError):
+    """A stop was requested while waiting for a peer."""
 
 
 class RankMismatch(TrainerError):

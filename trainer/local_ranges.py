@@ -62,7 +62,7 @@ def local_range(name: str, tensor: Tensor, *, is_first: bool) -> LocalRange | No
 def raw_bytes(tensor: Tensor) -> memoryview:
     """Little-endian bytes of a tensor; copies only what is on a device or not contiguous."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def _is_writer(tensor: DTensor) -> bool:

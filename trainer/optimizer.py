@@ -31,6 +31,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
+def current_learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The rate of the last, or next, step."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
 def named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's own tensors (not copies) by `<parameter>.<state>`."""
     return {

@@ -1,6 +1,12 @@
 """`Progress`: how far the run is. Part of every checkpoint, and all of it that is not a tensor."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from trainer.step import StepReport
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -13,15 +19,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_tokens: int = 0
     """Tokens trained so far, over all ranks, padding excluded."""
     num_non_finite: int = 0
-    """Non-finite steps in a row up to now: they were skipped."""
+    """Batches in a row, up to now, of which an optimizer step was skipped because it was not finite."""
 
-    def advance(self, step: int, *, num_samples: int, num_tokens: int, finite: bool) -> "Progress":
+    def after(self, step: int, reports: "Sequence[StepReport]") -> "Progress":
         """Progress after batch `step`, which must be the next one."""
         if step != self.step + 1:
             raise ValueError(f"batch {step} does not follow step {self.step}")
+        finite = all(report.stepped for report in reports)
         return Progress(
             step=step,
-            num_samples=self.num_samples + num_samples,
-            num_tokens=self.num_tokens + num_tokens,
+            num_samples=self.num_samples + sum(int(report.metrics["samples/global"]) for report in reports),
+            num_tokens=self.num_tokens + sum(int(report.metrics["tokens/global"]) for report in reports),
             num_non_finite=0 if finite else self.num_non_finite + 1,
         )

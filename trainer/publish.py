@@ -51,7 +51,7 @@ class PublishedWeights:
 
 
 class Publisher:
-    """Publishes below `root` and keeps the newest `keep` versions. All methods are collective: every rank calls them."""
+    """Publishes below `root` and keeps the newest `keep` versions. `publish` is collective: every rank calls it."""
 
     def __init__(
         self, root: Path, run_id: str, keep: int, ranks: Ranks, max_shard_bytes: int = MAX_SHARD_BYTES
@@ -63,7 +63,7 @@ class Publisher:
         self._max_shard_bytes = max_shard_bytes
 
     def publish(self, model: nn.Module, version: int) -> PublishedWeights:
-        """Publish `model` as `version`, replacing an older publish of it. `StorageError` if the disk refuses for good."""
+        """Publish `model` as `version`, replacing an older publish of it. `StorageError` if the disk refuses."""
         for attempt in range(1, MAX_ATTEMPTS):
             try:
                 return self._publish(named_weights(model), version)

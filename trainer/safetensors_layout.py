@@ -44,7 +44,7 @@ class ShardLayout:
 
 
 def plan_shards(specs: Iterable[TensorSpec], max_bytes: int = MAX_SHARD_BYTES) -> list[ShardLayout]:
-    """Files of at most `max_bytes` of data (a larger tensor has a file of its own), named as Hugging Face names them."""
+    """Files of at most `max_bytes` of data (a larger tensor has its own), named as Hugging Face does."""
     groups: list[list[TensorSpec]] = [[]]
     room = max_bytes
     for spec in sorted(specs, key=lambda spec: (-DTYPE_BYTES[spec.dtype], spec.name)):

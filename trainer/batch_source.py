@@ -1,0 +1,64 @@
+"""`BatchSource`: where batches come from: the orchestrator's batch server, or a folder of recorded batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from trainer.publish import PublishedWeights
+from transport.manifest import BatchManifest
+from transport.sample import TrainingSample
+
+
+class NoBatch(StrEnum):
+    """Why there is no next batch."""
+
+    END = "end"
+    """The run is over."""
+    STOP = "stop"
+    """This process was asked to stop."""
+
+
+class BatchSource(Protocol):
+    """One rank's link. Every wait on a peer has a deadline. Telling it about a step twice changes nothing."""
+
+    def manifest(self, step: int) -> BatchManifest | NoBatch:
+        """Batch `step`, waiting for it as long as the peer lives and no stop is requested."""
+        ...
+
+    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        """One sample per row of batch `step`, in the order asked, checked against the manifest's hashes."""
+        ...
+
+    def published(self, weights: PublishedWeights) -> None:
+        """A policy version can be loaded."""
+        ...
+
+    def trained(self, step: int) -> None:
+        """The optimizer has stepped on batch `step`."""
+        ...
+
+    def committed(self, step: int) -> None:
+        """A durable checkpoint contains batch `step`."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Leave, on purpose. Never raises for a peer that is gone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch `step`, of which a rank fetches what it trains."""
+
+    manifest: BatchManifest
+    source: BatchSource
+
+    @property
+    def step(self) -> int:
+        """Its number, from 1."""
+        return self.manifest.step
+
+    def fetch(self, rows: Sequence[int]) -> dict[int, TrainingSample]:
+        """Samples by row."""
+        return dict(zip(rows, self.source.samples(self.step, rows), strict=True))

@@ -1,0 +1,77 @@
+"""`Inbox`: batches in order, each exactly once, the same one on all ranks at the same time.
+
+Every rank waits for batch N on its own link. Only when a rank has an answer does it meet the others, to compare: all
+hold the same batch, or one was asked to stop and all stop before the step. So a long wait never meets the timeout
+of a collective.
+"""
+
+from collections.abc import Callable, Iterator
+
+from trainer.batch_source import Batch, BatchSource, NoBatch
+from trainer.distributed import Ranks
+from trainer.errors import RankMismatch
+from trainer.publish import PublishedWeights
+from transport.manifest import BatchManifest
+
+
+class Inbox:
+    """What the training loop sees of a `BatchSource`. `batches` is collective; the first rank alone does the rest."""
+
+    def __init__(
+        self,
+        source: BatchSource,
+        ranks: Ranks,
+        *,
+        max_steps: int | None,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._ranks = ranks
+        self._max_steps = max_steps
+        self._stop_requested = stop_requested
+        self.ended = False
+        """Whether `batches` came to the end of the run, and not to a stop request."""
+
+    def batches(self, after: int) -> Iterator[Batch]:
+        """Batches `after + 1, after + 2, ...` until the run ends or any rank is asked to stop."""
+        step = after + 1
+        while (manifest := self._next(step)) is not None:
+            yield Batch(manifest, self._source)
+            step += 1
+
+    def published(self, weights: PublishedWeights) -> None:
+        """Tell the orchestrator of a policy version."""
+        if self._ranks.is_first:
+            self._source.published(weights)
+
+    def trained(self, step: int) -> None:
+        """Tell the orchestrator that `step` is trained."""
+        if self._ranks.is_first:
+            self._source.trained(step)
+
+    def commit(self, step: int) -> None:
+        """A durable checkpoint contains `step`: only now may the orchestrator forget it."""
+        if self._ranks.is_first:
+            self._source.committed(step)
+
+    def close(self, reason: str) -> None:
+        """Leave the source."""
+        self._source.close(reason)
+
+    def _next(self, step: int) -> BatchManifest | None:
+        answer = self._ask(step)
+        says = str(answer) if isinstance(answer, NoBatch) else answer.digest
+        heard = [data.decode() for data in self._ranks.gather(says.encode())]
+        if NoBatch.STOP in heard:
+            return None
+        if len(set(heard)) > 1:
+            raise RankMismatch(f"batch {step}", heard)
+        self.ended = answer is NoBatch.END
+        return None if isinstance(answer, NoBatch) else answer
+
+    def _ask(self, step: int) -> BatchManifest | NoBatch:
+        if self._stop_requested():
+            return NoBatch.STOP
+        if self._max_steps is not None and step > self._max_steps:
+            return NoBatch.END
+        return self._source.manifest(step)

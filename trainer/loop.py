@@ -1,0 +1,105 @@
+"""The training loop: batch N makes version N-1 into version N.
+
+    inbox ─▶ plan ─▶ fetch own rows ─▶ pack ─▶ optimizer step(s) ─▶ publish N ─▶ `Trained` ─▶ checkpoint ─▶ `Committed`
+
+Every rank runs it in lock-step. The order is the promise: a version can be loaded before the orchestrator hears that
+the step is trained, and a checkpoint is durable before the orchestrator may forget the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from loguru import logger
+
+from trainer.batch_source import Batch
+from trainer.checkpoint import Checkpoints
+from trainer.config import TrainerConfig
+from trainer.distributed import Ranks
+from trainer.inbox import Inbox
+from trainer.layout import Layout
+from trainer.losses.protocol import RlLoss
+from trainer.model import Policy
+from trainer.non_finite import NonFiniteGuard
+from trainer.optimizer import current_learning_rate, set_learning_rate
+from trainer.packing import pack_mini_batch
+from trainer.plan import StepPlan, plan_step
+from trainer.progress import Progress
+from trainer.publish import Publisher
+from trainer.schedule import learning_rate
+from trainer.step import StepReport, StepSettings, train_mini_batch
+from trainer.telemetry import Telemetry
+
+
+@dataclass(frozen=True)
+class Training:
+    """The parts of a run. They do not know each other: the loop below is what joins them."""
+
+    config: TrainerConfig
+    ranks: Ranks
+    layout: Layout
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    loss: RlLoss
+    inbox: Inbox
+    publisher: Publisher
+    checkpoints: Checkpoints
+    non_finite: NonFiniteGuard
+    telemetry: Telemetry
+
+
+def train(run: Training, progress: Progress) -> Progress:
+    """Train until the run ends or a stop is requested; everything that was trained is committed on return."""
+    committed = progress.step
+    publish(run, progress.step)  # engines may have lost, or never had, the version that this process starts from
+    for batch in run.inbox.batches(after=progress.step):
+        plan = plan_step(batch.manifest, run.layout)
+        run.ranks.require_same(plan.digest, f"the plan of step {batch.step}")
+        reports = optimize(run, batch, plan)
+        progress = progress.after(batch.step, reports)
+        run.non_finite.check(batch, progress)
+        publish(run, version=batch.step)
+        run.inbox.trained(batch.step)
+        run.telemetry.step(batch, reports, progress, current_learning_rate(run.optimizer))
+        if run.checkpoints.due(batch.step) and save(run, progress):
+            committed = progress.step
+    while committed < progress.step:
+        if save(run, progress):
+            committed = progress.step
+    return progress
+
+
+def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
+    """The optimizer steps of one batch, one per mini-batch."""
+    with run.telemetry.timed("fetch"):
+        samples = batch.fetch(plan.rows_for(run.layout.dp_rank).tolist())
+    rate = learning_rate(batch.step, run.config.optimizer.lr, run.config.schedule, run.config.max_steps)
+    set_learning_rate(run.optimizer, rate)
+    settings = StepSettings(plan.env_names, run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens)
+    with run.telemetry.timed("train"):
+        return [
+            train_mini_batch(
+                run.policy,
+                run.optimizer,
+                pack_mini_batch(plan, index, run.layout.dp_rank, samples),
+                run.loss,
+                settings,
+            )
+            for index in range(len(plan.mini_batches))
+        ]
+
+
+def publish(run: Training, version: int) -> None:
+    """Let engines load what the policy is now, and tell the orchestrator."""
+    with run.telemetry.timed("publish"):
+        run.inbox.published(run.publisher.publish(run.policy.causal_lm, version))
+
+
+def save(run: Training, progress: Progress) -> bool:
+    """Whether a durable checkpoint of `progress` was made and the orchestrator knows."""
+    with run.telemetry.timed("checkpoint"):
+        if not run.checkpoints.save(run.policy.causal_lm, run.optimizer, progress):
+            return False
+        run.inbox.commit(progress.step)
+    if run.ranks.is_first:
+        logger.debug(f"checkpoint {run.checkpoints.folder(progress.step)}")
+    return True

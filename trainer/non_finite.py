@@ -1,0 +1,50 @@
+"""What happens after a step with a NaN or an infinity: no rank stepped, the batch is kept, and too many end the run."""
+
+from pathlib import Path
+
+from loguru import logger
+
+from trainer.batch_source import Batch
+from trainer.distributed import Ranks
+from trainer.errors import NonFiniteError
+from trainer.progress import Progress
+from transport.batch import build_batch
+from transport.batch_file import file_chunks
+from transport.durable import write_durably
+from transport.outbox import batch_path
+
+
+class NonFiniteGuard:
+    """Keeps bad batches in `folder`, for `trainer --replay`, and counts them."""
+
+    def __init__(self, folder: Path, max_in_a_row: int, ranks: Ranks) -> None:
+        self._folder = folder
+        self._max_in_a_row = max_in_a_row
+        self._ranks = ranks
+
+    def check(self, batch: Batch, progress: Progress) -> None:
+        """Raise `NonFiniteError` if too many steps in a row, up to this one, were skipped."""
+        if progress.num_non_finite == 0:
+            return
+        if self._ranks.is_first:
+            kept = self._keep(batch)
+            logger.warning(
+                f"step {batch.step}: loss or gradient is not finite, no weight was changed "
+                f"({progress.num_non_finite} in a row, at most {self._max_in_a_row}); {kept}"
+            )
+        if progress.num_non_finite >= self._max_in_a_row:
+            raise NonFiniteError(
+                f"loss or gradient were not finite for {progress.num_non_finite} steps in a row, up to {batch.step}; "
+                f"the batches are in {self._folder}, the last good state is the newest checkpoint"
+            )
+
+    def _keep(self, batch: Batch) -> str:
+        rows = range(batch.manifest.num_samples)
+        path = batch_path(self._folder, batch.step)
+        try:
+            samples = batch.source.samples(batch.step, rows)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_durably(path, file_chunks(build_batch(batch.manifest.run_id, batch.step, samples)))
+        except OSError as error:  # the batch is a help for people; a full disk must not hide the real trouble
+            return f"the batch could not be kept: {error}"
+        return f"the batch is kept in {path}"

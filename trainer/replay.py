@@ -1,0 +1,65 @@
+"""`ReplaySource`: recorded `step-*.batch` files instead of an orchestrator.
+
+The files are those of an outbox (or its `retired/` folder). On a CPU, the same files, seed and config give the same
+weights, bit for bit.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.errors import UserError
+from trainer.batch_source import NoBatch
+from trainer.publish import PublishedWeights
+from transport.batch import decode_rows
+from transport.batch_file import BatchFile
+from transport.errors import TransportError
+from transport.manifest import BatchManifest
+from transport.outbox import batch_path
+from transport.sample import TrainingSample
+
+
+class ReplaySource:
+    """Batches of a folder, in order, up to the last one. What the trainer tells it has no effect."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._steps = sorted(int(path.stem.removeprefix("step-")) for path in directory.glob("step-*.batch"))
+        if not self._steps:
+            raise UserError(f"nothing to replay: no step-*.batch in {directory}")
+
+    def manifest(self, step: int) -> BatchManifest | NoBatch:
+        """The recorded batch; `UserError` if it is missing although later ones are there, or unreadable."""
+        if step > self._steps[-1]:
+            return NoBatch.END
+        if step not in self._steps:
+            raise UserError(
+                f"{self._directory} has steps {self._steps[0]} to {self._steps[-1]}, but not step {step}, which comes "
+                "next: replay from a checkpoint of the step before, or add the missing file"
+            )
+        return self._file(step).manifest
+
+    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        """Samples of the recorded batch."""
+        file = self._file(step)
+        try:
+            return decode_rows(file.manifest, rows, file.frames(rows))
+        except TransportError as error:
+            raise UserError(f"cannot replay: {error}") from error
+
+    def published(self, weights: PublishedWeights) -> None:
+        """Nobody to tell."""
+
+    def trained(self, step: int) -> None:
+        """Nobody to tell."""
+
+    def committed(self, step: int) -> None:
+        """Recorded batches stay."""
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""
+
+    def _file(self, step: int) -> BatchFile:
+        try:
+            return BatchFile(batch_path(self._directory, step))
+        except TransportError as error:
+            raise UserError(f"cannot replay: {error}") from error

@@ -1,0 +1,160 @@
+"""The wiring of one trainer process: from a config to the loop, and everything closed behind it."""
+
+import os
+import random
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+import xxhash
+from loguru import logger
+from prometheus_client import CollectorRegistry
+
+from runtime.atomic_write import atomic_write
+from runtime.config import resolved_json
+from runtime.exit_codes import ExitCode
+from runtime.health import Health
+from runtime.health_server import HealthServer
+from runtime.logging import setup_logging
+from runtime.metrics import MetricLog
+from runtime.run_dir import RunDir
+from runtime.service_info import ServiceInfo
+from runtime.shutdown import Shutdown
+from runtime.watchdog import Watchdog
+from trainer.batch_source import BatchSource
+from trainer.checkpoint import Checkpoints, Origin
+from trainer.config import TrainerConfig
+from trainer.distributed import Ranks, join
+from trainer.fsdp import shard_policy
+from trainer.inbox import Inbox
+from trainer.layout import Layout
+from trainer.loop import Training, train
+from trainer.losses.factory import make_loss
+from trainer.model import load_policy
+from trainer.non_finite import NonFiniteGuard
+from trainer.optimizer import make_optimizer
+from trainer.orchestrator_link import OrchestratorLink
+from trainer.progress import Progress
+from trainer.publish import Publisher
+from trainer.replay import ReplaySource
+from trainer.telemetry import Telemetry
+
+SERVICE = "trainer"
+
+
+def run_trainer(config: TrainerConfig) -> int:
+    """Run one rank from start to end; the exit code. Every error that ends it early is raised."""
+    with ExitStack() as stack:
+        shutdown = Shutdown()
+        stack.callback(shutdown.close)
+        process = TrainerProcess(config, stack)
+        ranks = join(config.model.device, config.parallel.timeout_s)
+        stack.callback(ranks.close)
+        run, progress = process.prepare(ranks, shutdown)
+        process.health.ready()
+        reason = "failed"
+        try:
+            progress = train(run, progress)
+            reason = "the run has ended" if run.inbox.ended else "stopped by a signal"
+        finally:
+            process.health.stopping()
+            run.inbox.close(reason)
+        process.say_end(run, progress, reason)
+    return ExitCode.OK
+
+
+class TrainerProcess:
+    """What a rank has besides the training: folder, lock, log, health endpoint, watchdog, metrics."""
+
+    def __init__(self, config: TrainerConfig, stack: ExitStack) -> None:
+        self._config = config
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._run_dir = RunDir(config.run.path).create()
+        name = SERVICE if self._rank == 0 else f"{SERVICE}-{self._rank}"
+        stack.enter_context(self._run_dir.lock(name))
+        distributed = "RANK" in os.environ
+        setup_logging(SERVICE, config.log, self._run_dir, rank=self._rank if distributed else None)
+        self.health = Health(SERVICE, config.stall_timeout_s)
+        registry = CollectorRegistry()
+        port = config.health.port + self._rank if config.health.port else 0
+        server = HealthServer(self.health, host=config.health.host, port=port, registry=registry)
+        stack.callback(server.close)
+        stack.enter_context(Watchdog(self.health, self._run_dir.logs / f"{name}.stacks"))
+        self._run_dir.announce(name, ServiceInfo(health_url=server.url))
+        stack.callback(self._run_dir.withdraw, name)
+        self._metrics: MetricLog | None = None
+        if self._rank == 0:
+            self._metrics = MetricLog(SERVICE, self._run_dir, config.metrics, registry)
+            stack.callback(self._metrics.close)
+            atomic_write(self._run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
+
+    def prepare(self, ranks: Ranks, shutdown: Shutdown) -> tuple[Training, Progress]:
+        """Load the model, resume, and connect."""
+        config = self._config
+        seed_everything(config.seed, config.num_threads)
+        with self.health.waiting("the model to load"):
+            policy = load_policy(config.model, ranks.device)
+            shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
+        optimizer = make_optimizer(policy.causal_lm, config.optimizer)
+        origin = Origin(config.run.name, config_digest(config), config.model.path)
+        checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
+        progress = checkpoints.resume(policy.causal_lm, optimizer)
+        self._say_start(ranks, progress, policy.causal_lm)
+        source = self._connect(ranks, progress, shutdown)
+        return Training(
+            config=config,
+            ranks=ranks,
+            layout=Layout(ranks.rank, ranks.world_size, config.micro_batch_tokens, config.model.seq_len),
+            policy=policy,
+            optimizer=optimizer,
+            loss=make_loss(config.loss),
+            inbox=Inbox(source, ranks, max_steps=config.max_steps, stop_requested=lambda: shutdown.requested),
+            publisher=Publisher(self._run_dir.weights, config.run.name, config.weights.keep, ranks),
+            checkpoints=checkpoints,
+            non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks),
+            telemetry=Telemetry(self.health, self._metrics),
+        ), progress
+
+    def say_end(self, run: Training, progress: Progress, reason: str) -> None:
+        """Where the result is, and what to do with it."""
+        if run.ranks.is_first:
+            logger.info(f"{reason} after step {progress.step}: {progress.num_tokens:,} tokens trained")
+            if progress.step:
+                folder = run.checkpoints.folder(progress.step)
+                logger.info(f"checkpoint: {folder}")
+                logger.info(f"export it: trainer export --checkpoint {folder} --out <folder>")
+
+    def _say_start(self, ranks: Ranks, progress: Progress, model: torch.nn.Module) -> None:
+        if ranks.is_first:
+            size = sum(parameter.numel() for parameter in model.parameters())
+            start = f"resuming after step {progress.step}" if progress.step else "starting from the model's own weights"
+            where = f"{ranks.world_size} rank(s) on {ranks.device.type}"
+            logger.info(f"{self._config.model.path}: {size:,} parameters, {where}, {start}")
+
+    def _connect(self, ranks: Ranks, progress: Progress, shutdown: Shutdown) -> BatchSource:
+        if self._config.replay is not None:
+            return ReplaySource(self._config.replay)
+        link = OrchestratorLink(
+            self._config.orchestrator,
+            self._config.run.name,
+            ranks,
+            last_committed=progress.step,
+            health=self.health,
+            stop_requested=lambda: shutdown.requested,
+        )
+        link.connect()
+        return link
+
+
+def seed_everything(seed: int, num_threads: int) -> None:
+    """The same start on every rank: training must not depend on which rank drew which number."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    torch.set_num_threads(num_threads)
+
+
+def config_digest(config: TrainerConfig) -> str:
+    """Digest of what decides the weights: a resumed run with another one is a different experiment."""
+    keys = {"model", "max_steps", "seed", "micro_batch_max_tokens", "loss", "optimizer", "schedule"}
+    return xxhash.xxh3_128_hexdigest(config.model_dump_json(include=keys).encode())
