@@ -12,7 +12,7 @@ _VERSION = b"1.0"
 
 
 class AllowList:
-    """Answers libzmq's question "may this key connect?" for every CURVE handshake of `context`."""
+    """Answers libzmq's question "may this key connect?" for each CURVE handshake of `context`, its owner."""
 
     def __init__(self, context: zmq.asyncio.Context, keys: CurveKeys, rejections: Rejections) -> None:
         self._keys = keys
@@ -26,10 +26,6 @@ class AllowList:
         while True:
             request = await self._socket.recv_multipart()
             await self._socket.send_multipart(self._decide(request))
-
-    def close(self) -> None:
-        """Handshakes fail from now on."""
-        self._socket.close()
 
     def _decide(self, request: list[bytes]) -> list[bytes]:
         request_id, address = request[1], request[3].decode("ascii", "replace")

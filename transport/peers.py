@@ -71,7 +71,7 @@ class PeerTable:
         """The connection is gone, or its rank has another."""
         self._peers.pop(identity, None)
 
-    def silent_since(self, now: float) -> list[Peer]:
+    def newly_silent(self, now: float) -> list[Peer]:
         """Peers that died since the last call."""
         dead = [peer for peer in self if peer.alive and now - peer.last_seen > self._timeout_s]
         for peer in dead:

@@ -1,0 +1,115 @@
+"""`Router`: the server's socket and its guards. `receive` gives decoded messages; garbage is counted and dropped."""
+
+import asyncio
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+
+from transport.allow_list import AllowList
+from transport.codec import decode_client_message, encode, foreign_greeting
+from transport.errors import BindError, CodecError
+from transport.limits import Limits
+from transport.manifest import SCHEMA_VERSION
+from transport.messages import ClientMessage, Refusal, ServerMessage
+from transport.rejections import Reason, Rejections
+from transport.security import CurveKeys
+from transport.sockets import HANDSHAKE_FAILURES, router
+
+_UNKNOWN_ADDRESS = "an unknown address"
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message, the connection it came by and the address of its sender."""
+
+    identity: bytes
+    address: str
+    message: ClientMessage
+
+
+class Router:
+    """Owns the ROUTER socket, its context, its monitor and its allow-list, and closes them."""
+
+    def __init__(self, keys: CurveKeys | None, limits: Limits, peer_timeout_s: float) -> None:
+        self.rejections = Rejections()
+        self._limits = limits
+        self._context = zmq.asyncio.Context()
+        self._allow_list = AllowList(self._context, keys, self.rejections) if keys is not None else None
+        self._socket = router(self._context, keys, limits, peer_timeout_s)
+
+    def bind(self, endpoint: str) -> str:
+        """Bind and return the address really bound (port 0 means any). `BindError` if it is taken."""
+        wildcard = endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint
+        try:
+            self._socket.bind(wildcard)
+        except zmq.ZMQError as error:
+            self.close()
+            raise BindError(f"cannot serve batches on {endpoint}: {error.strerror}") from error
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def start_guards(self, tasks: asyncio.TaskGroup) -> None:
+        """Run what watches over handshakes. Without it, a server with keys welcomes nobody."""
+        tasks.create_task(self._watch_handshakes())
+        if self._allow_list is not None:
+            tasks.create_task(self._allow_list.serve())
+
+    async def receive(self) -> Incoming | None:
+        """The next message, or None if what came was not one."""
+        frames = await self._socket.recv_multipart(copy=False)
+        identity, address = frames[0].bytes, _address(frames[0])
+        if len(frames) != 2:
+            self.rejections.add(Reason.GARBAGE, address, f"a message of {len(frames)} frames")
+            return None
+        head = frames[1].buffer
+        if head.nbytes > self._limits.max_request_bytes:
+            self.rejections.add(Reason.OVERSIZE, address, f"a request of {head.nbytes} bytes")
+            return None
+        try:
+            return Incoming(identity, address, decode_client_message(head))
+        except CodecError as error:
+            await self._refuse(identity, address, head, error)
+            return None
+
+    async def send(self, identity: bytes, message: ServerMessage, frames: list[bytes] | None = None) -> bool:
+        """Send or drop, at once. False if the connection is gone: its peer asks again when it is back."""
+        try:
+            await self._socket.send_multipart([identity, encode(message), *(frames or ())], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self.rejections.add(Reason.UNREACHABLE, identity.hex(), "its queue is full: it asks and does not read")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.rejections.add(Reason.UNREACHABLE, identity.hex(), "the connection is gone")
+            return False
+        return True
+
+    def close(self) -> None:
+        """Free every socket."""
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
+
+    async def _refuse(self, identity: bytes, address: str, head: memoryview, error: CodecError) -> None:
+        greeting = foreign_greeting(head)
+        if greeting is None:
+            self.rejections.add(Reason.GARBAGE, address, str(error)[:200])
+            return
+        seq, version = greeting
+        reason = f"schema version {version}, this server speaks {SCHEMA_VERSION}"
+        self.rejections.add(Reason.SCHEMA, address, reason)
+        await self.send(identity, Refusal(seq=seq, schema_version=SCHEMA_VERSION, reason=reason))
+
+    async def _watch_handshakes(self) -> None:
+        monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
+        while True:
+            await monitor.recv_multipart()
+            detail = "it broke off while greeting: without keys, with the wrong server.public, or not one of ours"
+            self.rejections.add(Reason.HANDSHAKE, "a connection", detail)
+
+
+def _address(frame: zmq.Frame) -> str:
+    """Where a message came from, as libzmq saw it."""
+    try:
+        return str(frame.get("Peer-Address")) or _UNKNOWN_ADDRESS
+    except zmq.ZMQError:
+        return _UNKNOWN_ADDRESS
