@@ -46,7 +46,7 @@ class EnvConfig(Config):
     """Environment id: an installed module that exports a verifiers Taskset (`reverse-text`, `owner/reverse-text`)."""
     name: str | None = None
     """Name in metrics and group ids; the id without its owner by default. `all` is reserved."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment's taskset."""
     group_size: int = Field(8, ge=1)
     """Rollouts per example."""
@@ -55,8 +55,8 @@ class EnvConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of this environment's rollouts."""
     driver: Literal["auto", "direct", "gateway"] = "auto"
-    """`direct` runs single-turn tasks in this process; `gateway` runs the environment's own agents against our token gateway;
-    `auto` takes `direct` when the environment allows it."""
+    """`direct` runs single-turn tasks in this process; `gateway` runs the environment's own agents against our token
+    gateway; `auto` takes `direct` when the environment allows it."""
     rollout_timeout_s: float = Field(300.0, gt=0)
     """Seconds that one rollout may take, scoring included."""
 
@@ -115,9 +115,9 @@ class OrchestratorConfig(ServiceConfig):
     max_zero_signal_groups: int = Field(500, gt=0)
     """Groups in a row without any advantage after which the run stops with advice."""
     max_error_rate: float = Field(0.9, gt=0, le=1)
-    """Share of failed rollouts among the last `error_window` above which the run stops."""
+    """Share of failed rollouts among the last `error_window` of one environment at which the run stops."""
     error_window: int = Field(200, gt=0)
-    """Rollouts that `max_error_rate` looks at."""
+    """Rollouts of one environment that `max_error_rate` looks at."""
     admin_token_file: Path | None = None
     """File with the token of the engines' admin routes."""
     save_rollouts: bool = True
@@ -132,6 +132,9 @@ class OrchestratorConfig(ServiceConfig):
             raise ValueError('envs: the name "all" is reserved for aggregate metrics; set envs[].name')
         if len(set(labels)) < len(labels):
             raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
+        alone = [env.label for env in self.envs if env.group_size < 2]
+        if alone:
+            raise ValueError(f"envs: advantage {self.advantage.type!r} needs group_size >= 2, {alone} have 1")
         largest = max(env.group_size for env in self.envs)
         if self.max_in_flight < largest:
             raise ValueError(f"max_in_flight ({self.max_in_flight}) is below the largest envs[].group_size ({largest})")

@@ -1,0 +1,46 @@
+"""`orchestrator @ file.toml --flags`, and `orchestrator ledger RUN`.
+
+Environments (verifiers takes seconds to import) are loaded once the config is known to be good, so that `--help`,
+`--dry-run` and mistakes answer at once.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from orchestrator.config import OrchestratorConfig
+from runtime.config import load_config
+from runtime.errors import UserError
+from runtime.service import run_main
+
+
+def main() -> NoReturn:
+    """Entry point of the console script."""
+    run_main("orchestrator", run)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command that `argv` names; the exit code."""
+    if argv[:1] == ["ledger"]:
+        return ledger(argv[1:])
+    config = load_config(OrchestratorConfig, argv, prog="orchestrator")
+    check_paths(config)
+    from orchestrator.service import serve
+
+    serve(config)
+    return 0
+
+
+def ledger(argv: Sequence[str]) -> int:
+    """`orchestrator ledger RUN`: 0 if every rollout is accounted for, 1 if not."""
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise UserError("usage: orchestrator ledger RUN_DIRECTORY (for example runs/default)")
+    from orchestrator.ledger_report import report_ledger
+
+    return report_ledger(Path(argv[0]))
+
+
+def check_paths(config: OrchestratorConfig) -> None:
+    """Raise `UserError` for a path that cannot be right, before anything slow is loaded."""
+    if not (config.model.path / "tokenizer.json").is_file():
+        raise UserError(f"model.path = {config.model.path} is not a Hugging Face folder: it has no tokenizer.json")

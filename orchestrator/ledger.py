@@ -1,0 +1,111 @@
+"""`Ledger`: what became of every rollout that was ever dispatched, append-only, in `ledger/rollouts.jsonl`.
+
+Lines are buffered; `flush` writes them, `flush(sync=True)` makes them durable. At a cut the ledger is made durable
+*before* the batch (see `state.py` for why), so a durable batch always has its lines here.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.errors import LedgerError
+from orchestrator.groups import Ticket
+from orchestrator.ledger_records import Cancelled, CancelReason, Dispatched, Record, Settled, terminal_states
+from orchestrator.lineup import Cut
+
+LEDGER_NAME = "rollouts.jsonl"
+
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+class Ledger:
+    """The writer: one per run. Recording is for one thread (the loop's); `flush` may run in another.
+
+    Opening cuts off a line that a killed process left torn, and takes back what is not part of a durable batch: every
+    position from `cursor` on is generated again.
+    """
+
+    def __init__(self, path: Path, cursor: int) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._pending: list[Record] = []
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._size = _whole_lines(self._descriptor)
+        os.ftruncate(self._descriptor, self._size)
+        if self._size:
+            self.cancelled(cursor, CancelReason.RESTART)
+
+    def dispatched(self, ticket: Ticket) -> None:
+        """A group was started."""
+        self._pending.append(Dispatched(ticket.seq, ticket.key.id, ticket.size))
+
+    def settled(self, cut: Cut) -> None:
+        """A batch is about to become durable: the fates of all groups up to its end."""
+        for scored in cut.groups:
+            self._pending.append(Settled(scored.group.ticket.seq, terminal_states(scored, cut.step)))
+
+    def cancelled(self, cursor: int, reason: CancelReason) -> None:
+        """Nothing from position `cursor` on was used."""
+        self._pending.append(Cancelled(cursor, reason))
+
+    def flush(self, *, sync: bool) -> None:
+        """Write everything recorded so far. After an `OSError` the file is as before and the lines are kept."""
+        with self._lock:
+            records = self._pending[:]
+            data = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+            try:
+                _write_at(self._descriptor, data, self._size)
+                if sync:
+                    os.fsync(self._descriptor)
+            except OSError:
+                os.ftruncate(self._descriptor, self._size)
+                raise
+            self._size += len(data)
+            del self._pending[: len(records)]
+
+    def close(self) -> None:
+        """Write what is left. Idempotent."""
+        if self._descriptor >= 0:
+            self.flush(sync=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _whole_lines(descriptor: int) -> int:
+    """Size of the file up to its last newline."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - 4096)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def read_ledger(path: Path) -> Iterator[Record]:
+    """All whole lines, oldest first. A last line without its newline is being written, or torn: it does not count."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield _decode(path, number, line)
+    except OSError as error:
+        raise LedgerError(f"cannot read the ledger {path}: {error.strerror}") from error
+
+
+def _decode(path: Path, number: int, line: bytes) -> Record:
+    try:
+        return _decoder.decode(line)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise LedgerError(f"line {number} of {path} is not a ledger record: {error}") from error

@@ -1,0 +1,122 @@
+"""The lines of the ledger, and the arithmetic on them: `dispatched = sum of terminal states`.
+
+A group is dispatched as a whole, and the fates of its rollouts are written together, when its batch is cut.
+`Cancelled` takes back everything from a position on: rollouts that ran when the process ended, and rollouts of a batch
+that was written down here but did not become durable (the ledger is written first). They are generated again, under
+the same position, and counted as dispatched again.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from orchestrator.filters import ScoredGroup
+from orchestrator.rollout import Failure, FailureReason, Rollout
+
+IN_FLIGHT = "in_flight"
+
+
+class CancelReason(StrEnum):
+    """Why rollouts were not used."""
+
+    RESTART = "restart"
+    """The process died; they are generated again."""
+    SHUTDOWN = "shutdown"
+    """The process was asked to stop; they are generated again when the run goes on."""
+    END_OF_RUN = "end_of_run"
+    """The last batch is cut."""
+
+
+class Dispatched(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="dispatched"):
+    """`size` rollouts of `group` were started, at position `seq`."""
+
+    seq: int
+    group: str
+    size: int
+
+
+class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="settled"):
+    """The terminal state of each rollout of the group at `seq`, by index."""
+
+    seq: int
+    states: tuple[str, ...]
+
+
+class Cancelled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cancelled"):
+    """All groups at positions >= `cursor` that are not cancelled yet."""
+
+    cursor: int
+    reason: CancelReason
+
+
+Record = Dispatched | Settled | Cancelled
+
+
+def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
+    """One state per rollout of a group that the line passed on its way to batch `step`."""
+    return tuple(_state(result, scored.filtered, step) for result in scored.group.results)
+
+
+def _state(result: Rollout | Failure, filtered: str | None, step: int) -> str:
+    if isinstance(result, Rollout):
+        return f"filtered:{filtered}" if filtered else f"trained@{step}"
+    if result.reason in (FailureReason.STALE, FailureReason.CANCELLED):
+        return result.reason.value
+    return f"failed:{result.reason.value}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a ledger says. `problems` are lines that contradict each other."""
+
+    num_dispatched: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def num_terminal(self) -> int:
+        """Sum over all states, `in_flight` included."""
+        return self.states.total()
+
+    @property
+    def balances(self) -> bool:
+        """Every dispatched rollout has exactly one state."""
+        return self.num_dispatched == self.num_terminal and not self.problems
+
+
+def tally(records: Iterable[Record]) -> Tally:
+    """Add up a ledger. Groups without a terminal state at the end are `in_flight`."""
+    result = Tally()
+    open_sizes: dict[int, int] = {}
+    settled: dict[int, tuple[str, ...]] = {}
+    for record in records:
+        match record:
+            case Dispatched(seq=seq, size=size):
+                if seq in open_sizes or seq in settled:
+                    result.problems.append(f"position {seq} was dispatched twice")
+                result.num_dispatched += size
+                open_sizes[seq] = size
+            case Settled(seq=seq, states=states):
+                if open_sizes.pop(seq, None) != len(states):
+                    result.problems.append(
+                        f"position {seq} was settled with {len(states)} states but not dispatched so"
+                    )
+                settled[seq] = states
+            case Cancelled(cursor=cursor):
+                _cancel(result, cursor, open_sizes, settled)
+    for states in settled.values():
+        result.states.update(states)
+    if open_sizes:
+        result.states[IN_FLIGHT] += sum(open_sizes.values())
+    return result
+
+
+def _cancel(result: Tally, cursor: int, open_sizes: dict[int, int], settled: dict[int, tuple[str, ...]]) -> None:
+    void = [seq for seq in open_sizes if seq >= cursor]
+    taken_back = [seq for seq in settled if seq >= cursor]
+    num_cancelled = sum(open_sizes.pop(seq) for seq in void) + sum(len(settled.pop(seq)) for seq in taken_back)
+    if num_cancelled:
+        result.states["cancelled"] += num_cancelled

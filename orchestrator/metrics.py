@@ -1,0 +1,135 @@
+"""Metrics of one cut, as a pure function: keys are `{metric}/{all|env_name}/{stat}`.
+
+`reward`, `length`, `truncated` and `duration_s` speak of everything that was generated, filtered groups included, so
+that they do not move when the filter bites; `advantage` and `staleness` of what is trained.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.filters import ScoredGroup
+from orchestrator.lineup import Cut
+from orchestrator.rollout import Rollout
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How the time since the cut before was spent, in seconds; and how full the pipeline is."""
+
+    duration_s: float
+    waited_for_policy_s: float
+    """The scheduler could not admit because of the staleness bound."""
+    waited_for_trainer_s: float
+    """A complete batch could not ship because too many were untrained."""
+    in_flight: int
+    live_version: int
+
+
+def oldest_version(rollout: Rollout) -> int | None:
+    """The version that the staleness of the rollout is counted from; `None` if no policy of ours sampled it."""
+    return min((span.version for branch in rollout.branches for span in branch.versions), default=None)
+
+
+def staleness(cut: Cut) -> list[int]:
+    """`(step - 1) - oldest version` of every trained rollout."""
+    versions = (oldest_version(rollout) for group in cut.groups for _, rollout, _ in group.trainable)
+    return [cut.step - 1 - version for version in versions if version is not None]
+
+
+def step_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
+    """Everything that is logged for batch `cut.step`."""
+    by_env: dict[str, list[ScoredGroup]] = defaultdict(list)
+    for group in cut.groups:
+        by_env[group.group.ticket.key.env_name].append(group)
+    values: dict[str, float] = {}
+    for name, groups in {ALL: list(cut.groups), **by_env}.items():
+        values |= _env_metrics(name, groups)
+    values |= _stats("staleness", ALL, staleness(cut))
+    return values | _pipeline_metrics(cut, times)
+
+
+def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    generated = [rollout for group in groups for _, rollout in group.group.survivors]
+    trained = [rollout for group in groups for _, rollout, _ in group.trainable]
+    columns: dict[str, list[float]] = {
+        "reward": [rollout.reward for rollout in generated],
+        "length": [float(rollout.num_sampled_tokens) for rollout in generated],
+        "truncated": [float(rollout.is_truncated) for rollout in generated],
+        "duration_s": [rollout.duration_s for rollout in generated],
+        "advantage": [advantage for group in groups for _, _, advantage in group.trainable],
+    }
+    for key in sorted({key for rollout in generated for key in rollout.metrics}):
+        columns[f"metric_{key}"] = [rollout.metrics[key] for rollout in generated if key in rollout.metrics]
+    values: dict[str, float] = {}
+    for metric, column in columns.items():
+        values |= _stats(metric, name, column)
+    return values | _losses(name, groups) | _selection(name, generated, trained)
+
+
+def _stats(metric: str, name: str, values: Sequence[float] | Sequence[int]) -> dict[str, float]:
+    if not values:
+        return {}
+    column = np.asarray(values, dtype=np.float64)
+    stats = {"mean": column.mean(), "std": column.std(), "min": column.min(), "max": column.max()}
+    return {f"{metric}/{name}/{stat}": float(value) for stat, value in stats.items()}
+
+
+def _losses(name: str, groups: Iterable[ScoredGroup]) -> dict[str, float]:
+    """Failed rollouts by reason, filtered groups by reason."""
+    failures: Counter[str] = Counter()
+    filtered: Counter[str] = Counter()
+    num_rollouts = num_groups = 0
+    for group in groups:
+        failures.update(failure.reason.value for _, failure in group.group.failures)
+        filtered.update([group.filtered] if group.filtered else [])
+        num_rollouts += group.group.ticket.size
+        num_groups += 1
+    values = {f"failures/{name}/{reason}": float(count) for reason, count in failures.items()}
+    values |= {f"filtered/{name}/{reason}": float(count) for reason, count in filtered.items()}
+    values[f"failures/{name}/share"] = failures.total() / num_rollouts
+    values[f"filtered/{name}/share"] = filtered.total() / num_groups
+    return values
+
+
+def _selection(name: str, generated: Sequence[Rollout], trained: Sequence[Rollout]) -> dict[str, float]:
+    """What is trained against what was generated: share of wasted tokens, bias towards short or long rollouts."""
+    made = sum(rollout.num_sampled_tokens for rollout in generated)
+    used = sum(rollout.num_sampled_tokens for rollout in trained)
+    if not made or not trained:
+        return {}
+    return {
+        f"waste/{name}/share": 1.0 - used / made,
+        f"length_bias/{name}/ratio": (used / len(trained)) / (made / len(generated)),
+    }
+
+
+def _pipeline_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
+    generated = [rollout for group in cut.groups for _, rollout in group.group.survivors]
+    seconds = max(times.duration_s, 1e-9)
+    return {
+        "throughput/all/tokens_per_s": sum(rollout.num_sampled_tokens for rollout in generated) / seconds,
+        "throughput/all/rollouts_per_s": len(generated) / seconds,
+        "batch/all/rollouts": float(sum(group.num_trainable for group in cut.groups)),
+        "batch/all/groups": float(len(cut.trained)),
+        "in_flight/all/rollouts": float(times.in_flight),
+        "policy/all/version": float(times.live_version),
+        "time/all/step_s": times.duration_s,
+        "time/all/waited_for_policy_s": times.waited_for_policy_s,
+        "time/all/waited_for_trainer_s": times.waited_for_trainer_s,
+    }
+
+
+def step_line(step: int, max_steps: int, values: Mapping[str, float]) -> str:
+    """The one line that people read per step."""
+    return (
+        f"step {step}/{max_steps}  reward {values.get('reward/all/mean', float('nan')):.3f}  "
+        f"rollouts {values['batch/all/rollouts']:.0f}  filtered {values['filtered/all/share']:.0%}  "
+        f"failed {values['failures/all/share']:.0%}  length {values.get('length/all/mean', 0):.1f}  "
+        f"staleness {values.get('staleness/all/mean', 0):.2f}/{values.get('staleness/all/max', 0):.0f}  "
+        f"{values['throughput/all/tokens_per_s']:.0f} tok/s  {values['time/all/step_s']:.1f} s"
+    )

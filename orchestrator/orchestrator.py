@@ -1,0 +1,240 @@
+"""`Orchestrator`: wires the parts. No part knows it; each is told whom to wake by a callback.
+
+     examples            rollouts            groups             batch N
+    ExampleOrder ──▶ Scheduler ──▶ Collector ──▶ Lineup ──▶ Batcher ──▶ Outbox ══ BatchServer ══▶ trainer
+                       ▲   │ tokens                                                                  │
+                       │   ▼                                                                         ▼
+                     Policy.live ◀── verified ── engines ◀── Policy ◀══ BatchServer ◀══ weights announced
+
+| loop      | consumes               | produces        | waits for                       | unblocked by                |
+|-----------|------------------------|-----------------|---------------------------------|-----------------------------|
+| scheduler | examples, free slots   | rollouts        | staleness budget, a free slot   | rollout, cut, new version   |
+| collector | rollouts and failures  | final groups    | all members accounted for       | last member (has no task)   |
+| batcher   | complete batches       | durable batch N | head of the line; < `max_ahead` | final group; `Trained`      |
+| server    | requests of the ranks  | answers         | a request                       | the trainer                 |
+| policy    | weight announcements   | live version    | every engine verified           | an engine's reply; retries  |
+| ledger    | recorded lines         | written lines   | a second to pass                | the clock                   |
+
+Bounds: running rollouts <= `max_in_flight`; rollouts that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
+plus less than a group per batch (`admission.py`); untrained batches <= `max_ahead`.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from loguru import logger
+
+from orchestrator.admission import AdmissionRule
+from orchestrator.advantages import make_advantage
+from orchestrator.batcher import Batcher, CutWriter
+from orchestrator.collector import Collector
+from orchestrator.config import OrchestratorConfig
+from orchestrator.engines.protocol import Engine, EngineError
+from orchestrator.envs.protocol import EnvAdapter
+from orchestrator.examples import EnvShare, ExampleOrder
+from orchestrator.filters import FailureGuard, SignalGuard
+from orchestrator.ledger import LEDGER_NAME, Ledger
+from orchestrator.ledger_records import CancelReason
+from orchestrator.lineup import Cut, Lineup
+from orchestrator.metrics import StepTimes, step_line, step_metrics
+from orchestrator.policy import Policy
+from orchestrator.rollout_log import RolloutLog
+from orchestrator.scheduler import EnvSlot, Scheduler
+from orchestrator.state import STATE_NAME, describe_order, load_state, resume_cursor
+from runtime.errors import PeerLostError, StorageError
+from runtime.health import Health
+from runtime.metrics import MetricLog
+from runtime.run_dir import RunDir
+from transport.errors import OutboxError
+from transport.outbox import Outbox
+from transport.server import BatchServer
+
+LEDGER_INTERVAL_S = 1.0
+"""Seconds between two writes of the ledger outside of cuts."""
+LINGER_POLL_S = 0.05
+
+
+class Orchestrator:
+    """One run, from where its run directory stands to `max_steps`. `server` must be entered (bound) by the caller."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        run_dir: RunDir,
+        engine: Engine,
+        adapters: Sequence[EnvAdapter],
+        server: BatchServer,
+        health: Health,
+        metrics: MetricLog,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._adapters = adapters
+        self._server = server
+        self._health = health
+        self._metrics = metrics
+        shares = [EnvShare(env.label, len(a.examples), env.ratio) for env, a in zip(config.envs, adapters, strict=True)]
+        order = describe_order(config.seed, shares)
+        next_step = server.outbox.next_step
+        state = load_state(run_dir.state / STATE_NAME)
+        cursor = resume_cursor(state, next_step, run_id=config.run.name, order=order)
+        self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, cursor)
+        self._lineup = Lineup(config.batch_size, next_step, cursor)
+        rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
+        self._writer = CutWriter(config.run.name, order, cursor, run_dir.state / STATE_NAME, self._ledger, rollout_log)
+        self._policy = Policy(
+            engine, server, health, update_timeout_s=config.engines.update_timeout_s, on_live=self._wake_scheduler
+        )
+        self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares))
+        self._batcher = self._make_batcher()
+        self._last_cut = (time.monotonic(), 0.0, 0.0)
+
+    def _make_scheduler(self, order: ExampleOrder) -> Scheduler:
+        config = self._config
+        rule = AdmissionRule(
+            batch_size=config.batch_size,
+            largest_group=max(env.group_size for env in config.envs),
+            max_staleness=config.max_staleness,
+            max_in_flight=config.max_in_flight,
+            max_steps=config.max_steps,
+        )
+        collector = Collector(
+            self._lineup,
+            self._ledger,
+            make_advantage(config.advantage),
+            FailureGuard(config.max_error_rate, config.error_window),
+            SignalGuard(config.max_zero_signal_groups),
+            on_final=self._wake_batcher,
+        )
+        envs = {env.label: EnvSlot(env, adapter) for env, adapter in zip(config.envs, self._adapters, strict=True)}
+        return Scheduler(envs, order, rule, collector, lambda: self._policy.live, config.seed, self._health)
+
+    def _make_batcher(self) -> Batcher:
+        return Batcher(
+            self._lineup,
+            self._server,
+            self._ledger,
+            self._writer,
+            self._health,
+            max_staleness=self._config.max_staleness,
+            max_ahead=self._config.server.max_ahead,
+            max_steps=self._config.max_steps,
+            on_cut=self._report,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until step `max_steps` is committed, or until `stop` is set. Leaves no task and no open file behind."""
+        self._server.end(self._config.max_steps)
+        async with AsyncExitStack() as closing:
+            closing.callback(self._close_ledger)
+            closing.push_async_callback(self._engine.close)
+            async with asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(self._work(closing))
+                stopping = tasks.create_task(stop.wait())
+                await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    logger.info("stopping: rollouts in flight are cancelled, and made again when the run goes on")
+                self._health.stopping()
+                work.cancel()
+                stopping.cancel()
+
+    async def _work(self, closing: AsyncExitStack) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self._server.serve())
+            await self._start(closing)
+            following = tasks.create_task(self._policy.run())
+            scheduling = tasks.create_task(self._scheduler.run())
+            writing = tasks.create_task(self._write_ledger())
+            await self._batcher.run()
+            scheduling.cancel()  # the last batch is cut: nothing more is needed
+            await self._until_trained()
+            for loop in (serving, following, writing):
+                loop.cancel()
+
+    async def _start(self, closing: AsyncExitStack) -> None:
+        """Engines, then the weights they should serve, then environments. Every wait has its deadline."""
+        timeout_s = self._config.engines.start_timeout_s
+        with self._health.waiting(f"the engines {', '.join(self._config.engines.urls)}"):
+            try:
+                await self._engine.start()
+            except EngineError as error:
+                raise PeerLostError(str(error)) from error
+        await self._policy.start(newest_batch=self._server.outbox.next_step - 1, timeout_s=timeout_s)
+        for adapter in self._adapters:
+            closing.push_async_callback(adapter.close)
+            with self._health.waiting(f"environment {adapter.name} to start"):
+                await adapter.start()
+        self._health.ready()
+        logger.info("collecting batch {} of {}", self._server.outbox.next_step, self._config.max_steps)
+
+    async def _until_trained(self) -> None:
+        """The last batch is cut: wait until it is committed, then until the trainer has heard that this is the end."""
+        last_step = self._config.max_steps
+        with self._health.waiting(f"the trainer to commit step {last_step}"):
+            await self._server.wait_committed(last_step)
+        deadline = time.monotonic() + 2 * self._config.server.peer_timeout_s
+        was_here = False
+        while time.monotonic() < deadline:
+            is_here = any(peer.alive for peer in self._server.peers())
+            if was_here and not is_here:
+                break
+            was_here = was_here or is_here
+            await asyncio.sleep(LINGER_POLL_S)
+        logger.info("all {} steps are trained and committed", last_step)
+
+    async def _write_ledger(self) -> None:
+        while True:
+            await asyncio.sleep(LEDGER_INTERVAL_S)
+            try:
+                await asyncio.to_thread(self._ledger.flush, sync=False)
+            except OSError as error:
+                logger.debug("the ledger is written at the next cut: {}", error)
+
+    def _close_ledger(self) -> None:
+        finished = self._server.outbox.next_step > self._config.max_steps
+        self._ledger.cancelled(self._writer.cursor, CancelReason.END_OF_RUN if finished else CancelReason.SHUTDOWN)
+        try:
+            self._ledger.close()
+        except OSError as error:
+            raise StorageError(f"the ledger cannot be written: {error}") from error
+
+    def _wake_scheduler(self) -> None:
+        self._scheduler.notify()
+
+    def _wake_batcher(self) -> None:
+        self._batcher.notify()
+
+    def _report(self, cut: Cut) -> None:
+        """A batch is durable and announced."""
+        now, policy_s, trainer_s = (
+            time.monotonic(),
+            self._scheduler.waited_for_policy_s,
+            self._batcher.waited_for_trainer_s,
+        )
+        last_at, last_policy_s, last_trainer_s = self._last_cut
+        self._last_cut = (now, policy_s, trainer_s)
+        times = StepTimes(
+            duration_s=now - last_at,
+            waited_for_policy_s=policy_s - last_policy_s,
+            waited_for_trainer_s=trainer_s - last_trainer_s,
+            in_flight=self._scheduler.in_flight,
+            live_version=self._policy.live,
+        )
+        values = step_metrics(cut, times)
+        self._log_step(cut.step, values)
+        self._scheduler.notify()
+
+    def _log_step(self, step: int, values: Mapping[str, float]) -> None:
+        self._metrics.log(step, values)
+        self._health.progress(step=step, version=self._policy.live, in_flight=self._scheduler.in_flight)
+        logger.info(step_line(step, self._config.max_steps, values))
+
+
+def open_outbox(run_dir: RunDir, run_id: str) -> Outbox:
+    """The durable batches of the run. Raises `StorageError` when they cannot be trusted."""
+    try:
+        return Outbox(run_dir.outbox, run_id)
+    except OutboxError as error:
+        raise StorageError(str(error)) from error

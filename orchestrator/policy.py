@@ -1,0 +1,129 @@
+"""`Policy`: which version is live, and the loop that brings announced weights to the engines.
+
+A version is live when every engine serves it, read back with its digest (`Engine.apply_weights` does both). Any failure
+leaves the old version live and is retried with back-off, always with the newest announcement: versions in between are
+skipped. What was announced is kept by the outbox, so a restart starts with it.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from loguru import logger
+
+from orchestrator.engines.protocol import Engine, EngineError
+from runtime.errors import PeerLostError, UserError
+from runtime.health import Health
+from transport.progress import PublishedWeights
+
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 10.0
+LOOP = "policy"
+
+
+class WeightSource(Protocol):
+    """Where announcements come from (`transport.server.BatchServer`)."""
+
+    @property
+    def weights(self) -> PublishedWeights | None:
+        """The newest announcement."""
+        ...
+
+    async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
+        """The newest announcement, once it differs from `seen`."""
+        ...
+
+
+class Policy:
+    """`live` only grows while the process lives. `on_live` is called after each change."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: WeightSource,
+        health: Health,
+        *,
+        update_timeout_s: float,
+        on_live: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._health = health
+        self._update_timeout_s = update_timeout_s
+        self._on_live = on_live
+        self._applied: PublishedWeights | None = None
+        self.live = 0
+        """The version that every engine serves, or a later one."""
+
+    async def start(self, *, newest_batch: int, timeout_s: float) -> None:
+        """Bring the engines to the newest announcement before anything is dispatched.
+
+        Engines that serve it already are left alone. Raises `PeerLostError` at the deadline, and `UserError` when the
+        engines serve a version that batches up to `newest_batch` cannot have made: the weights of another run.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._start(newest_batch)
+        except TimeoutError:
+            raise PeerLostError(f"the engines did not take the current weights within {timeout_s:g} s") from None
+        logger.info("policy version {} is live", self.live)
+
+    async def _start(self, newest_batch: int) -> None:
+        weights = self._source.weights
+        version, digest = await self._served()
+        if version > newest_batch:
+            raise UserError(
+                f"the engines serve version {version} but the run has only made {newest_batch} batches; restart "
+                "`inference`, or choose the --run.name that its weights belong to"
+            )
+        if weights is None:
+            return
+        if (version, digest) == (weights.version, weights.digest) or version > weights.version:
+            # Later than announced: its announcement was on its way when this process died, and will be repeated.
+            self._applied, self.live = weights, weights.version
+        else:
+            await self._apply_newest()
+
+    async def _served(self) -> tuple[int, str]:
+        try:
+            served = await self._engine.served()
+        except EngineError as error:
+            if self._source.weights is None:
+                raise PeerLostError(f"the engines do not say what they serve: {error}") from error
+            return -1, ""  # they disagree: all get the announced version
+        return served.version, served.digest
+
+    async def run(self) -> None:
+        """Follow the announcements until cancelled."""
+        while True:
+            await self._source.wait_weights(self._applied)
+            await self._apply_newest()
+
+    async def _apply_newest(self) -> None:
+        """Retry until a version is live that is the newest announced at that time."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            weights = self._source.weights
+            assert weights is not None, "only called after an announcement"
+            with self._health.waiting(f"the engines to serve version {weights.version}", loop=LOOP):
+                if await self._apply(weights):
+                    return
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # jitter: several runs may share an engine
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _apply(self, weights: PublishedWeights) -> bool:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._update_timeout_s):
+                await self._engine.apply_weights(weights.manifest_path, weights.version, weights.digest)
+        except (EngineError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {self._update_timeout_s:g} s"
+            logger.warning("version {} is not live, {} stays: {}", weights.version, self.live, reason)
+            return False
+        self._applied, self.live = weights, weights.version
+        logger.debug("policy version {} is live after {:.3f} s", weights.version, time.monotonic() - started)
+        self._health.progress(version=weights.version)
+        self._on_live()
+        return True

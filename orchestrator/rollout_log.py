@@ -1,0 +1,85 @@
+"""Saved rollouts: every group that the line passed, one JSON line per rollout, in `rollouts/step-*.jsonl`.
+
+Written off the loop, just before its batch becomes durable, by rename: a batch that is cut again after a crash
+replaces its file. A disk that refuses costs the file and one warning, not the run.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from loguru import logger
+
+from orchestrator.filters import ScoredGroup
+from orchestrator.ledger_records import terminal_states
+from orchestrator.lineup import Cut
+from orchestrator.rollout import Failure, Rollout
+from runtime.atomic_write import atomic_write
+
+
+def rollout_log_path(folder: Path, step: int) -> Path:
+    """Where the rollouts of batch `step` lie."""
+    return folder / f"step-{step:08d}.jsonl"
+
+
+def rollout_rows(cut: Cut) -> Iterator[dict[str, Any]]:
+    """One row per dispatched rollout: what it is, what became of it, and what was said."""
+    for scored in cut.groups:
+        advantages = dict(zip((index for index, _ in scored.group.survivors), scored.advantages, strict=False))
+        states = terminal_states(scored, cut.step)
+        for index, (result, state) in enumerate(zip(scored.group.results, states, strict=True)):
+            head = _head(scored, index) | {"state": state, "advantage": advantages.get(index)}
+            yield head | (_failure(result) if isinstance(result, Failure) else _rollout(result))
+
+
+def _head(scored: ScoredGroup, index: int) -> dict[str, Any]:
+    key = scored.group.ticket.key
+    return {
+        "env_name": key.env_name,
+        "example_id": key.example_id,
+        "group_id": key.id,
+        "trajectory_id": f"{key.id}#{index}",
+    }
+
+
+def _rollout(rollout: Rollout) -> dict[str, Any]:
+    versions = [span.version for branch in rollout.branches for span in branch.versions]
+    return {
+        "reward": rollout.reward,
+        "metrics": rollout.metrics,
+        "num_tokens": sum(len(branch.token_ids) for branch in rollout.branches),
+        "num_sampled_tokens": rollout.num_sampled_tokens,
+        "num_branches": len(rollout.branches),
+        "oldest_version": min(versions, default=None),
+        "newest_version": max(versions, default=None),
+        "is_truncated": rollout.is_truncated,
+        "temperature": rollout.temperature,
+        "duration_s": rollout.duration_s,
+        "messages": rollout.messages,
+    }
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    return {"failure": failure.reason.value, "message": failure.message}
+
+
+class RolloutLog:
+    """Blocking writer. `None` for `folder` turns it off."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._warned = False
+
+    def write(self, cut: Cut) -> None:
+        """Save the rollouts of `cut`; never raises for a full disk."""
+        if self._folder is None:
+            return
+        # What an environment puts into messages is its own affair: what JSON does not know is written as text.
+        lines = (msgspec.json.encode(row, enc_hook=str) + b"\n" for row in rollout_rows(cut))
+        try:
+            atomic_write(rollout_log_path(self._folder, cut.step), b"".join(lines))
+        except OSError as error:
+            if not self._warned:
+                logger.warning(f"rollouts are not saved ({error}); the run goes on without them")
+            self._warned = True

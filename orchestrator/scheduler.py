@@ -1,0 +1,140 @@
+"""`Scheduler`: dispatches groups in the order of the examples, as fast as admission allows.
+
+Invariant: at most `max_in_flight` rollouts run, each in a task of the scheduler's own task group; cancelling `run`
+cancels them all and leaves no orphan.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loguru import logger
+
+from orchestrator.acceptance import accept
+from orchestrator.admission import AdmissionRule, Outlook, Verdict
+from orchestrator.collector import Collector
+from orchestrator.config import EnvConfig
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.examples import ExampleOrder, Visit
+from orchestrator.groups import GroupKey, Ticket
+from orchestrator.rollout import Failure, FailureReason, Rollout
+from orchestrator.seeds import rollout_seed
+from runtime.health import Health
+
+DEADLINE_GRACE_S = 5.0
+"""Seconds that an adapter may overrun the timeout it was given before it is cut off."""
+LOOP = "scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSlot:
+    """An environment and how it is to be run."""
+
+    config: EnvConfig
+    adapter: EnvAdapter
+
+
+class Scheduler:
+    """`notify` wakes it: a rollout finished, a batch was cut, a new version is live."""
+
+    def __init__(
+        self,
+        envs: Mapping[str, EnvSlot],
+        order: ExampleOrder,
+        rule: AdmissionRule,
+        collector: Collector,
+        live_version: Callable[[], int],
+        seed: int,
+        health: Health,
+    ) -> None:
+        self._envs = envs
+        self._order = order
+        self._rule = rule
+        self._collector = collector
+        self._live_version = live_version
+        self._seed = seed
+        self._health = health
+        self._changed = asyncio.Event()
+        self.in_flight = 0
+        """Rollouts that run."""
+        self.waited_for_policy_s = 0.0
+        """Time spent waiting for a newer policy version, in all."""
+
+    def notify(self) -> None:
+        """Something changed: look again whether a group can be admitted."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                visit = self._order.visit(self._collector.lineup.tail)
+                env = self._envs[visit.env_name]
+                await self._admitted(env.config.group_size)
+                self._dispatch(tasks, env, visit)
+                await asyncio.sleep(0)  # a long burst of admissions must not keep finished rollouts waiting
+
+    async def _admitted(self, group_size: int) -> None:
+        while (verdict := self._rule.verdict(self._outlook(), group_size)) is not Verdict.ADMIT:
+            self._changed.clear()
+            started = time.monotonic()
+            with self._health.waiting(self._explain(verdict), loop=LOOP):
+                await self._changed.wait()
+            if verdict is Verdict.TOO_STALE:
+                self.waited_for_policy_s += time.monotonic() - started
+
+    def _outlook(self) -> Outlook:
+        lineup = self._collector.lineup
+        return Outlook(
+            lineup.next_step, lineup.pending_rollouts, lineup.pending_groups, self._live_version(), self.in_flight
+        )
+
+    def _explain(self, verdict: Verdict) -> str:
+        needed = self._rule.latest_step(self._outlook()) - 1 - self._rule.max_staleness
+        if verdict is Verdict.TOO_STALE:
+            return f"policy version {needed} from the trainer ({self._live_version()} is live)"
+        return f"{verdict.value} ({self.in_flight} rollouts in flight)"
+
+    def _dispatch(self, tasks: asyncio.TaskGroup, env: EnvSlot, visit: Visit) -> None:
+        example = env.adapter.examples[visit.example_index]
+        key = GroupKey(visit.env_name, example.example_id, visit.attempt)
+        size, jointly = env.config.group_size, env.adapter.scores_jointly
+        ticket = Ticket(key, visit.seq, size, jointly, self._live_version())
+        self._collector.dispatched(ticket)
+        self.in_flight += size
+        for index in range(1 if jointly else size):
+            request = RolloutRequest(
+                example=example,
+                group_id=key.id,
+                index=index,
+                group_size=size,
+                seed=rollout_seed(self._seed, *key, index),
+                temperature=env.config.sampling.temperature,
+                max_tokens=env.config.sampling.max_tokens,
+                timeout_s=env.config.rollout_timeout_s,
+            )
+            tasks.create_task(self._run(ticket, env.adapter, request))
+
+    async def _run(self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest) -> None:
+        num_results = ticket.size if ticket.scores_jointly else 1
+        results = accept(await _call(adapter, request), num_results, ticket.version)
+        self.in_flight -= num_results
+        for offset, result in enumerate(results):
+            self._collector.record(ticket, request.index + offset, result)
+        self._health.progress()
+        self.notify()
+
+
+async def _call(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    """What the adapter returns; an adapter that breaks its promises costs its rollouts, not the run."""
+    num_results = request.group_size if adapter.scores_jointly else 1
+    try:
+        async with asyncio.timeout(request.timeout_s + DEADLINE_GRACE_S):
+            return await adapter.run(request)
+    except TimeoutError:
+        failure = Failure(FailureReason.ENV_TIMEOUT, f"no result {DEADLINE_GRACE_S:g} s after its deadline")
+    except Exception as error:  # a decision: the error-rate guard stops the run if it keeps happening
+        logger.opt(exception=error).debug("environment {} raised", adapter.name)
+        failure = Failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+    return [failure] * num_results

@@ -1,0 +1,125 @@
+"""The `orchestrator` process around the `Orchestrator`: run directory, lock, log, health, watchdog, signals.
+
+```
+ bind health → load tokenizer and environments → bind batch server → engines healthy → weights live → loops
+ SIGTERM: cancel rollouts, finish a cut that has begun, exit 0          second SIGTERM: exit at once
+```
+"""
+
+import asyncio
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from loguru import logger
+from prometheus_client import CollectorRegistry
+
+from orchestrator.config import OrchestratorConfig
+from orchestrator.engines.http import HttpEngine
+from orchestrator.engines.protocol import Engine
+from orchestrator.envs.loading import load_env
+from orchestrator.envs.protocol import EnvAdapter
+from orchestrator.orchestrator import Orchestrator, open_outbox
+from orchestrator.tokenizer import Tokenizer
+from runtime.atomic_write import atomic_write
+from runtime.config import resolved_json
+from runtime.errors import UserError
+from runtime.health import Health
+from runtime.health_server import HealthServer
+from runtime.logging import setup_logging
+from runtime.loop_lag import LoopLag
+from runtime.metrics import MetricLog
+from runtime.run_dir import RunDir
+from runtime.service_info import ServiceInfo
+from runtime.shutdown import Shutdown
+from runtime.watchdog import Watchdog
+from transport.errors import BindError
+from transport.server import BatchServer
+
+SERVICE = "orchestrator"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What generates: the engines, and one adapter per environment in the order of the config."""
+
+    engine: Engine
+    adapters: Sequence[EnvAdapter]
+
+
+def load_backend(config: OrchestratorConfig) -> Backend:
+    """The backend that the config names, not started. Raises `UserError`."""
+    token = None if config.admin_token_file is None else read_admin_token(config.admin_token_file)
+    engine = HttpEngine(config.engines, token)
+    tokenizer = Tokenizer.from_folder(config.model.path)
+    return Backend(engine, [load_env(env, engine, tokenizer) for env in config.envs])
+
+
+def read_admin_token(path: Path) -> str:
+    """The token for the admin routes of the engines. Raises `UserError` if it is missing or others can read it."""
+    try:
+        mode, token = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read --admin-token-file {path}: {error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UserError(f"--admin-token-file {path} can be read by others: chmod 600 {path}")
+    if not token:
+        raise UserError(f"--admin-token-file {path} is empty")
+    return token
+
+
+def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig], Backend] = load_backend) -> None:
+    """Run to the end of the run, or to a stop signal. Raises `ServiceError` for everything that ends it early."""
+    run_dir = RunDir(config.run.path).create()
+    health = Health(SERVICE, config.stall_timeout_s)
+    registry = CollectorRegistry()
+    loop_lag = LoopLag()
+    with ExitStack() as stack:
+        stack.enter_context(run_dir.lock(SERVICE))
+        setup_logging(SERVICE, config.log, run_dir)
+        shutdown = stack.enter_context(closing(Shutdown()))
+        health_server = HealthServer(health, host=config.health.host, port=config.health.port, registry=registry)
+        stack.enter_context(closing(health_server))
+        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", loop_lag))
+        metrics = stack.enter_context(closing(MetricLog(SERVICE, run_dir, config.metrics, registry)))
+        atomic_write(run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
+        with health.waiting("the environments to load"):
+            backend = make_backend(config)
+        process = _Process(config, run_dir, backend, health, health_server.url, metrics)
+        uvloop.run(process.run(shutdown, loop_lag))
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    config: OrchestratorConfig
+    run_dir: RunDir
+    backend: Backend
+    health: Health
+    health_url: str
+    metrics: MetricLog
+
+    async def run(self, shutdown: Shutdown, loop_lag: LoopLag) -> None:
+        stop = shutdown.event()
+        async with asyncio.TaskGroup() as tasks:
+            probe = tasks.create_task(loop_lag.probe())
+            try:
+                await self._run(stop)
+            except BindError as error:
+                raise UserError(f"{error}; set --server.endpoint") from error
+            finally:
+                probe.cancel()
+                self.run_dir.withdraw(SERVICE)
+        logger.info("stopped")
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        config, outbox = self.config, open_outbox(self.run_dir, self.config.run.name)
+        async with BatchServer(config.server.endpoint, outbox, peer_timeout_s=config.server.peer_timeout_s) as server:
+            orchestrator = Orchestrator(
+                config, self.run_dir, self.backend.engine, self.backend.adapters, server, self.health, self.metrics
+            )
+            addresses = {"batches": server.endpoint}
+            self.run_dir.announce(SERVICE, ServiceInfo(health_url=self.health_url, addresses=addresses))
+            await orchestrator.run(stop)

@@ -1,0 +1,80 @@
+"""The orchestrator's own state: where in the example order each batch begins. One small file, replaced by rename.
+
+The outbox knows which batches are durable; this file says where the next one begins. A cut writes, in this order:
+
+    1. ledger   the fates of the batch's groups, fsynced
+    2. state    {step N, begins at c, ends at c'}
+    3. outbox   batch N, by rename            <- the instant at which batch N exists
+    4. announce
+
+Kill -9 before 3: the outbox still expects N. The state (older, or the one of 2) says where N begins: `c`. Batch N is
+made again; nobody has seen the first one. The ledger's lines of it are taken back at the restart.
+Kill -9 after 3: the outbox expects N + 1, and the state says that N + 1 begins at `c'`. N is never cut again.
+The state must be written before the batch, and hold both positions: written after, a kill between the two would leave a
+durable batch and no knowledge of where it ended, and its examples would be trained twice.
+
+Final groups that are in no batch yet are not kept: they are generated again from their seeds.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.errors import StateMismatchError
+from orchestrator.examples import EnvShare
+from runtime.atomic_write import atomic_write
+
+STATE_NAME = "orchestrator.json"
+
+
+class CutState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Batch `step` covers positions `[begin, end)` of the order that `order` describes."""
+
+    run_id: str
+    order: str
+    step: int
+    begin: int
+    end: int
+
+
+def describe_order(seed: int, shares: Sequence[EnvShare]) -> str:
+    """Everything the example order depends on: a cursor has a meaning only together with it."""
+    envs = ", ".join(f"{share.name} ({share.num_examples} examples, ratio {share.ratio:g})" for share in shares)
+    return f"seed {seed}, envs {envs}"
+
+
+def load_state(path: Path) -> CutState | None:
+    """The state of the last cut; `None` before the first."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CutState)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise StateMismatchError(f"cannot read the orchestrator's state {path}: {error}") from error
+
+
+def save_state(path: Path, state: CutState) -> None:
+    """Replace the state, durably. Raises `OSError`."""
+    atomic_write(path, msgspec.json.encode(state))
+
+
+def resume_cursor(state: CutState | None, next_step: int, *, run_id: str, order: str) -> int:
+    """Where batch `next_step`, which the outbox expects, begins. Raises `StateMismatchError`."""
+    if state is None and next_step == 1:
+        return 0
+    if state is None:
+        raise StateMismatchError(
+            f"run {run_id!r} has batches up to {next_step - 1} but no state; choose another --run.name"
+        )
+    if (state.run_id, state.order) != (run_id, order):
+        raise StateMismatchError(
+            f"run {state.run_id!r} was started with {state.order}; now it has {order}. Restore the settings or choose "
+            "another --run.name"
+        )
+    if next_step not in (state.step, state.step + 1):
+        raise StateMismatchError(
+            f"the outbox of run {run_id!r} expects batch {next_step}, its state is about batch {state.step}: the run "
+            "directory is a mix of two runs; choose another --run.name"
+        )
+    return state.begin if next_step == state.step else state.end
