@@ -1,0 +1,25 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tokenizer import Tokenizer
+from tests.orchestrator.edge.model_folders import CHATML, bpe_tokenizer, character_tokenizer, write_folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = write_folder(tmp_path_factory.mktemp("character"), character_tokenizer(), CHATML)
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture(scope="session")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(write_folder(tmp_path_factory.mktemp("bpe"), bpe_tokenizer(), CHATML))
+
+
+@pytest.fixture
+def env_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the tiny environments of `envs/` importable by id."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "envs"))
+    yield
