@@ -1,0 +1,81 @@
+"""One tiny model and one run of real ranks per world size, shared by all tests of the numeric core."""
+
+import json
+import multiprocessing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from tests.trainer.core.rank_worker import CPU, Rank, run_rank
+from tests.trainer.core.reference import reference_gradients
+from tests.trainer.core.scenarios import BATCHES, SEQ_LEN, batch_of
+from tests.trainer.core.tiny import save_tiny_model
+from trainer.config import ModelConfig
+from trainer.model import Policy, load_policy
+
+WORLD_SIZES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """What the ranks of one group wrote down."""
+
+    world_size: int
+    out: Path
+
+    def results(self, rank: int = 0) -> dict[str, dict]:
+        return json.loads((self.out / f"rank{rank}.json").read_text())
+
+    def gradients(self, scenario: str) -> dict[str, Tensor]:
+        return load_file(self.out / f"{scenario}.safetensors")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def policy(model_path: Path) -> Policy:
+    return load_policy(ModelConfig(path=model_path, seq_len=SEQ_LEN), CPU)
+
+
+@pytest.fixture(scope="session")
+def references(model_path: Path) -> dict[str, tuple[float, dict[str, Tensor]]]:
+    """(loss, gradients) of every batch by the plain reference."""
+    return {name: reference_gradients(model_path, batch_of(name), SEQ_LEN) for name in BATCHES}
+
+
+@pytest.fixture(scope="session", params=WORLD_SIZES, ids=lambda size: f"{size}ranks")
+def rank_run(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RankRun:
+    """All scenarios, trained by this many real processes."""
+    return run_ranks(request.param, model_path, tmp_path_factory.mktemp(f"ranks{request.param}"))
+
+
+def run_ranks(world_size: int, model_path: Path, out: Path) -> RankRun:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([run_rank.__module__])  # torch is imported once, not once per rank
+    ranks = [Rank(rank, world_size, model_path, out) for rank in range(world_size)]
+    processes = [context.Process(target=run_rank, args=(rank,)) for rank in ranks]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    alive = [process for process in processes if process.is_alive()]
+    for process in alive:
+        process.kill()
+    errors = [path.read_text() for path in sorted(out.glob("error*.txt"))]
+    assert not alive, f"ranks hang {errors}"
+    assert all(process.exitcode == 0 for process in processes), "\n".join(errors)
+    return RankRun(world_size, out)

@@ -1,0 +1,133 @@
+"""Real ranks: processes with a gloo group that train every scenario and write down what they saw."""
+
+import json
+import traceback
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario, ordered
+from tests.trainer.core.tiny import ENV_NAMES, make_manifest
+from trainer.config import DppoLossConfig, ModelConfig
+from trainer.fsdp import shard_policy
+from trainer.layout import Layout
+from trainer.losses.factory import make_loss
+from trainer.micro_batch import MicroBatch
+from trainer.model import Policy, load_policy
+from trainer.oracle import verify_packing
+from trainer.packing import pack_mini_batch
+from trainer.plan import plan_step
+from trainer.step import StepReport, StepSettings, train_mini_batch
+
+CPU = torch.device("cpu")
+NO_CLIP = 1e9
+
+
+class GradientRecorder(torch.optim.Optimizer):
+    """An optimizer that keeps the gradient it is given and changes nothing."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.parameters(), {})
+        self._policy = policy
+        self.gradients: dict[str, Tensor] = {}
+
+    def step(self) -> None:  # type: ignore[override]
+        self.gradients = {name: full(parameter.grad) for name, parameter in self._policy.causal_lm.named_parameters()}
+
+
+def full(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+@dataclass(frozen=True)
+class Rank:
+    rank: int
+    world_size: int
+    model_path: Path
+    out: Path
+
+
+def micro_batches_of(scenario: Scenario, rank: int, world_size: int) -> list[MicroBatch]:
+    samples = ordered(scenario)
+    plan = plan_step(make_manifest(samples), Layout(rank, world_size, scenario.cap, SEQ_LEN))
+    mine = {row: samples[row] for row in plan.rows_for(rank).tolist()}
+    return pack_mini_batch(plan, 0, rank, mine, scenario.pad_multiple)
+
+
+def train_scenario(
+    policy: Policy, optimizer: torch.optim.Optimizer, scenario: Scenario, rank: int, world_size: int
+) -> StepReport:
+    settings = StepSettings(ENV_NAMES, NO_CLIP, scenario.cap)
+    loss = make_loss(DppoLossConfig())
+    return train_mini_batch(policy, optimizer, micro_batches_of(scenario, rank, world_size), loss, settings)
+
+
+def run_rank(me: Rank) -> None:
+    """Entry point of a rank. Leaves `rank<k>.json`, `error<k>.txt` on failure, and (rank 0) gradients by scenario."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
+    try:
+        _work(me)
+    except Exception:
+        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _work(me: Rank) -> None:
+    mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
+    policy = shard_policy(
+        load_policy(ModelConfig(path=me.model_path, seq_len=SEQ_LEN), CPU), mesh, reshard_after_forward=True
+    )
+    verify_packing(policy, CPU)
+    results: dict[str, object] = {}
+    for name, scenario in SCENARIOS.items():
+        recorder = GradientRecorder(policy)
+        report = train_scenario(policy, recorder, scenario, me.rank, me.world_size)
+        results[name] = {"loss": report.loss, "grad_norm": report.grad_norm, "metrics": report.metrics}
+        if me.rank == 0:
+            save_file(recorder.gradients, me.out / f"{name}.safetensors")
+    results["poisoned"] = _poisoned_step(policy, me)
+    (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
+
+
+def _poisoned_step(policy: Policy, me: Rank) -> dict[str, object]:
+    """A NaN in one number of the last rank, then the same batch without it."""
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
+    before = _weights(policy)
+    batches = micro_batches_of(SCENARIOS["packed"], me.rank, me.world_size)
+    clean = batches[0]
+    if me.rank == me.world_size - 1:
+        batches[0] = _with_nan(clean)
+    loss, settings = make_loss(DppoLossConfig()), StepSettings(ENV_NAMES, NO_CLIP, SEQ_LEN)
+    poisoned = train_mini_batch(policy, optimizer, batches, loss, settings)
+    unchanged = all(torch.equal(a, b) for a, b in zip(before, _weights(policy), strict=True))
+    batches[0] = clean
+    healthy = train_mini_batch(policy, optimizer, batches, loss, settings)
+    changed = not all(torch.equal(a, b) for a, b in zip(before, _weights(policy), strict=True))
+    return {
+        "stepped": poisoned.stepped,
+        "unchanged": unchanged,
+        "stepped_after": healthy.stepped,
+        "changed_after": changed,
+    }
+
+
+def _with_nan(batch: MicroBatch) -> MicroBatch:
+    logprobs = batch.loss_tokens.logprobs.clone()
+    logprobs[0] = float("nan")
+    return replace(batch, loss_tokens=replace(batch.loss_tokens, logprobs=logprobs))
+
+
+def _weights(policy: Policy) -> list[Tensor]:
+    return [full(parameter) for parameter in policy.parameters()]

@@ -1,0 +1,70 @@
+"""The gradient is that of the mean over the global batch, whatever the split over ranks, micro batches, order, padding."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.core.conftest import RankRun
+from tests.trainer.core.rank_worker import GradientRecorder, train_scenario
+from tests.trainer.core.scenarios import SCENARIOS
+from trainer.model import Policy
+
+References = dict[str, tuple[float, dict[str, Tensor]]]
+
+
+def relative_error(gradients: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert gradients.keys() == expected.keys()
+    difference = torch.stack([(gradients[name].double() - expected[name]).square().sum() for name in expected]).sum()
+    size = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum()
+    return float((difference / size).sqrt())
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_plain_process_has_the_gradient_of_the_reference(name: str, policy: Policy, references: References) -> None:
+    loss, expected = references[SCENARIOS[name].batch]
+    recorder = GradientRecorder(policy)
+    report = train_scenario(policy, recorder, SCENARIOS[name], rank=0, world_size=1)
+    assert report.loss == pytest.approx(loss, rel=1e-5)
+    assert relative_error(recorder.gradients, expected) < 1e-5
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks_have_the_gradient_of_the_reference(name: str, rank_run: RankRun, references: References) -> None:
+    loss, expected = references[SCENARIOS[name].batch]
+    assert rank_run.results()[name]["loss"] == pytest.approx(loss, rel=1e-5)
+    assert relative_error(rank_run.gradients(name), expected) < 1e-5
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks_agree_on_everything_but_local_counts(name: str, rank_run: RankRun) -> None:
+    def shared(rank: int) -> dict[str, float]:
+        metrics = rank_run.results(rank)[name]["metrics"]
+        return {key: value for key, value in metrics.items() if "/local" not in key and key != "micro_batch_tokens/max"}
+
+    assert all(shared(rank) == shared(0) for rank in range(rank_run.world_size))
+
+
+@pytest.mark.integration
+def test_metrics_do_not_depend_on_the_number_of_ranks(rank_run: RankRun, policy: Policy) -> None:
+    alone = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], rank=0, world_size=1).metrics
+    together = rank_run.results()["packed"]["metrics"]
+    assert together.keys() == alone.keys()
+    for key in alone.keys() - {"micro_batches/global", "micro_batch_tokens/max"}:
+        if not key.endswith("/local"):
+            assert together[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-5), key
+
+
+@pytest.mark.integration
+def test_local_counts_add_up_to_the_global_ones(rank_run: RankRun) -> None:
+    metrics = [rank_run.results(rank)["packed"]["metrics"] for rank in range(rank_run.world_size)]
+    for name in ("tokens", "loss_tokens", "samples", "micro_batches"):
+        assert sum(local[f"{name}/local"] for local in metrics) == metrics[0][f"{name}/global"]
+
+
+@pytest.mark.integration
+def test_a_nan_on_one_rank_stops_every_rank_from_stepping_and_leaves_no_trace(rank_run: RankRun) -> None:
+    outcomes = [rank_run.results(rank)["poisoned"] for rank in range(rank_run.world_size)]
+    expected = {"stepped": False, "unchanged": True, "stepped_after": True, "changed_after": True}
+    assert outcomes == [expected] * rank_run.world_size
