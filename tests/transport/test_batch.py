@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from tests.transport.samples import RUN, make_batch, make_sample
+from transport.batch import build_batch, decode_batch, decode_rows
+from transport.codec import encode
+from transport.errors import CodecError, CorruptFrame
+from transport.manifest import IMAGE, TEXT
+from transport.tensor import EncodedTensor
+
+
+def test_samples_come_back_equal() -> None:
+    samples = [make_sample(number) for number in range(5)]
+    decoded = decode_batch(build_batch(RUN, 1, samples))
+    for before, after in zip(samples, decoded, strict=True):
+        assert encode(before) == encode(after)
+        np.testing.assert_array_equal(before.token_ids.numpy(), after.token_ids.numpy())
+
+
+def test_columns_describe_every_sample() -> None:
+    image = make_sample(3, mm_kwargs={"pixel_values": EncodedTensor.of(np.ones((2, 3), np.float32))})
+    plain = make_sample(2, num_tokens=7, versions=())
+    batch = build_batch(RUN, 4, [image, plain])
+    columns = batch.manifest.columns
+    assert columns.lengths.numpy().tolist() == [32, 7]
+    assert columns.loss_tokens.numpy().tolist() == [24, 6]
+    assert columns.modalities.numpy().tolist() == [IMAGE, TEXT]
+    assert columns.oldest_versions.numpy().tolist() == [0, -1]
+    assert columns.num_bytes.numpy().tolist() == [len(frame) for frame in batch.frames]
+    assert batch.num_bytes == sum(len(frame) for frame in batch.frames)
+
+
+def test_ids_are_numbered_by_first_appearance() -> None:
+    samples = [make_sample(number) for number in (5, 2, 5, 3)]
+    batch = build_batch(RUN, 1, samples)
+    assert batch.manifest.env_names == ("env-1", "env-0")
+    assert batch.manifest.columns.env_ids.numpy().tolist() == [0, 1, 0, 0]
+    assert batch.manifest.columns.groups.numpy().tolist() == [0, 1, 0, 2]
+    assert batch.manifest.columns.trajectories.numpy().tolist() == [0, 1, 0, 2]
+
+
+def test_equal_samples_give_equal_bytes_and_other_samples_another_digest() -> None:
+    assert encode(make_batch(1).manifest) == encode(make_batch(1).manifest)
+    assert make_batch(1).frames == make_batch(1).frames
+    assert make_batch(1).manifest.digest != make_batch(2).manifest.digest
+
+
+def test_plain_sample_costs_at_most_twelve_bytes_per_token() -> None:
+    batch = make_batch(1, num_samples=16, num_tokens=1024)
+    assert batch.num_bytes / (16 * 1024) <= 12
+
+
+def test_empty_batch_and_foreign_sample_are_refused() -> None:
+    with pytest.raises(CodecError, match="no samples"):
+        build_batch(RUN, 1, [])
+    with pytest.raises(CodecError, match="does not belong to run"):
+        build_batch(RUN, 1, [make_sample(1, run_id="another")])
+
+
+def test_step_below_one_is_refused() -> None:
+    with pytest.raises(CodecError, match="at least 1"):
+        build_batch(RUN, 0, [make_sample(1)])
+
+
+def test_every_flipped_bit_of_a_frame_is_noticed() -> None:
+    batch = make_batch(1, num_samples=1)
+    frame = batch.frames[0]
+    for position in range(0, len(frame), 7):
+        damaged = bytearray(frame)
+        damaged[position] ^= 1 << (position % 8)
+        with pytest.raises(CorruptFrame):
+            decode_rows(batch.manifest, [0], [bytes(damaged)])
+
+
+def test_frames_of_the_wrong_rows_are_noticed() -> None:
+    batch = make_batch(1)
+    with pytest.raises(CorruptFrame):
+        decode_rows(batch.manifest, [0, 1], [batch.frames[1], batch.frames[0]])
+    with pytest.raises(CodecError, match="1 frames came for 2 rows"):
+        decode_rows(batch.manifest, [0, 1], batch.frames[:1])

@@ -1,0 +1,45 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport.progress import Progress, PublishedWeights
+
+START = Progress(run_id="r")
+EVENTS = st.lists(st.tuples(st.sampled_from(["trained", "committed"]), st.integers(1, 20)))
+
+
+def weights(version: int, digest: str = "d") -> PublishedWeights:
+    return PublishedWeights(version=version, manifest_path=f"/w/{version}", digest=digest)
+
+
+def apply(progress: Progress, event: tuple[str, int]) -> Progress:
+    kind, step = event
+    return progress.with_trained(step) if kind == "trained" else progress.with_committed(step)
+
+
+@given(EVENTS)
+def test_progress_never_goes_back_and_keeps_its_order(events: list[tuple[str, int]]) -> None:
+    progress = START
+    for event in events:
+        after = apply(progress, event)
+        assert after.last_trained >= progress.last_trained
+        assert after.last_committed >= progress.last_committed
+        assert after.last_retired <= after.last_committed <= after.last_trained
+        assert apply(after, event) == after
+        progress = after
+
+
+def test_batches_of_the_newest_checkpoint_are_not_retired() -> None:
+    progress = START.with_committed(10)
+    assert progress.last_retired == 0
+    assert progress.with_committed(20).last_retired == 10
+    assert progress.with_committed(20).with_committed(20).last_retired == 10
+
+
+def test_older_weights_are_ignored_and_newer_ones_replace() -> None:
+    progress = START.with_weights(weights(3))
+    assert progress.with_weights(weights(2)) == progress
+    assert progress.with_weights(weights(4)).weights == weights(4)
+
+
+def test_same_version_with_another_digest_replaces() -> None:
+    assert START.with_weights(weights(3)).with_weights(weights(3, "other")).weights == weights(3, "other")
