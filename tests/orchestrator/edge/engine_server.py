@@ -1,0 +1,78 @@
+"""A real HTTP server that speaks the inference contract, and misbehaves on request."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from orchestrator.engines.scripted import ScriptedEngine
+from transport.generation import GENERATE_PATH, MSGPACK, WEIGHTS_PATH, ApplyWeights, GenerateRequest, ServedWeights
+
+VOCAB_SIZE = 64
+EOS = 2
+TOKEN = "secret-token"
+Misbehave = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class EngineServer:
+    """`misbehaviours` are used up one per generate request, then the server behaves."""
+
+    url: str = ""
+    misbehaviours: list[Misbehave] = field(default_factory=list)
+    engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(VOCAB_SIZE, EOS))
+    num_generate: int = 0
+    num_loading: int = 0
+    """Health checks that still answer `loading`."""
+    vocab_size: int = VOCAB_SIZE
+    lies_about_weights: bool = False
+
+    async def health(self, request: web.Request) -> web.Response:
+        if self.num_loading:
+            self.num_loading -= 1
+            return web.json_response({"status": "loading", "vocab_size": 0}, status=503)
+        return web.json_response({"status": "ok", "engine": "scripted", "vocab_size": self.vocab_size})
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        self.num_generate += 1
+        if self.misbehaviours:
+            return await self.misbehaviours.pop(0)(request)
+        ask = msgspec.msgpack.decode(await request.read(), type=GenerateRequest)
+        return packed(await self.engine.generate(ask))
+
+    async def apply(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.json_response({"error": {"message": "no", "type": "auth"}}, status=403)
+        order = msgspec.json.decode(await request.read(), type=ApplyWeights)
+        if order.manifest_path == "corrupt":
+            return web.json_response({"error": {"message": "hash mismatch", "type": "weights"}}, status=409)
+        if not self.lies_about_weights:
+            self.engine.weights = ServedWeights(version=order.version, digest=f"digest-{order.version}")
+        return web.json_response({"version": order.version, "digest": f"digest-{order.version}"})
+
+    async def served(self, request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self.engine.weights), content_type="application/json")
+
+
+def packed(message: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.msgpack.encode(message), content_type=MSGPACK)
+
+
+@asynccontextmanager
+async def serving(server: EngineServer) -> AsyncIterator[EngineServer]:
+    """Serve on a free loopback port."""
+    app = web.Application()
+    app.router.add_get("/health", server.health)
+    app.router.add_post(GENERATE_PATH, server.generate)
+    app.router.add_post(WEIGHTS_PATH, server.apply)
+    app.router.add_get(WEIGHTS_PATH, server.served)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield server
+    finally:
+        await runner.cleanup()
