@@ -1,5 +1,6 @@
 """`HttpListener`: a bound TCP port that serves an application."""
 
+import os
 from types import TracebackType
 
 from aiohttp import web
@@ -30,9 +31,8 @@ class HttpListener:
             await web.TCPSite(self._runner, self._host, self._port, backlog=4096).start()
         except OSError as error:
             await self._runner.cleanup()
-            raise UserError(
-                f"cannot bind {self._host}:{self._port}: {error.strerror or error}; set --server.port"
-            ) from error
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise UserError(f"cannot bind {self._host}:{self._port}: {reason}; set --server.port") from error
         self._port = self._runner.addresses[0][1]
         return self
 

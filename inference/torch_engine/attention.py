@@ -19,6 +19,9 @@ ATTENTION_NAME = "tandem_slots"
 class Slots(Protocol):
     """What the attention function needs to know about the batch."""
 
+    max_length: int
+    """No slot is ever longer."""
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Store `key` and `value[B, G, T, D]`, attend with `query[B, H, T, D]`; returns `[B, T, H, D]`."""
         ...
@@ -28,6 +31,7 @@ class Prefill:
     """Positions `0..T-1` of `slots`, right-padded: causal order alone keeps padding out of every real position."""
 
     def __init__(self, cache: SlotCache, slots: Tensor) -> None:
+        self.max_length = cache.max_length
         self._cache = cache
         self._slots = slots
 
@@ -44,6 +48,7 @@ class Decode:
     """Position `positions[i]` of slot `i`, for all running slots."""
 
     def __init__(self, cache: SlotCache, positions: Tensor, length: int) -> None:
+        self.max_length = cache.max_length
         self._cache = cache
         self._positions = positions
         self._rows = torch.arange(len(positions), device=positions.device)
@@ -73,11 +78,24 @@ def slot_attention(
     *,
     scaling: float,
     slots: Slots,
-    **_: object,
+    **options: object,
 ) -> tuple[Tensor, None]:
-    """The attention function that the model calls in every layer."""
+    """The attention function that the model calls in every layer. Raises `ValueError` for attention of another kind."""
+    _check_options(options, slots.max_length)
     layer: int = module.layer_idx  # type: ignore[assignment]
     return slots.attend(layer, query, key, value, scaling), None
+
+
+def _check_options(options: dict[str, object], max_length: int) -> None:
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise ValueError(f"its attention needs {name!r}")
+    window = options.get("sliding_window")
+    if isinstance(window, int) and window < max_length:
+        raise ValueError(
+            f"its attention slides over {window} tokens, which is served only up to that length: "
+            f"set --torch.max-model-len {window}"
+        )
 
 
 def register() -> None:

@@ -56,6 +56,7 @@ class Decoder:
         """Queue a sequence; it joins at the next step with a free slot, in the order of arrival."""
         self._waiting.append(sequence)
 
+    @torch.inference_mode()
     def abort(self, key: int) -> None:
         """Forget a sequence, wherever it is. Unknown keys have finished already."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)

@@ -82,6 +82,11 @@ class TorchEngine:
         return self._decoder.served
 
     @property
+    def is_swapping_in(self) -> bool:
+        """Whether verified weights wait for the step that is being decoded."""
+        return bool(self._replies) and self._swapping.locked()
+
+    @property
     def stats(self) -> EngineStats:
         """A snapshot."""
         running = self._decoder.num_running

@@ -12,8 +12,8 @@ class SlotCache:
     """Per layer: `keys[S, G, L, D]` and `values[S, G, L, D]` for S slots, G key/value heads, L positions."""
 
     def __init__(self, num_slots: int, max_length: int) -> None:
+        self.max_length = max_length
         self._num_slots = num_slots
-        self._max_length = max_length
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -35,4 +35,4 @@ class SlotCache:
 
     def _allocate(self, like: Tensor) -> Tensor:
         _, heads, _, size = like.shape
-        return torch.zeros(self._num_slots, heads, self._max_length, size, dtype=like.dtype, device=like.device)
+        return torch.zeros(self._num_slots, heads, self.max_length, size, dtype=like.dtype, device=like.device)

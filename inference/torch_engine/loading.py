@@ -22,7 +22,7 @@ def load_slot_model(config: ModelConfig, num_slots: int, max_length: int) -> Slo
     device = choose_device(config.device)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            config.path, dtype=getattr(torch, config.dtype), attn_implementation="sdpa", local_files_only=True
+            config.path, dtype=getattr(torch, config.dtype), attn_implementation="eager", local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot load the model in {config.path}: {error}") from error
@@ -47,12 +47,6 @@ def check_positions(model: PreTrainedModel, path: Path, max_length: int) -> None
     limit = getattr(text, "max_position_embeddings", None)
     if limit is not None and max_length > limit:
         raise UserError(f"--torch.max-model-len {max_length} is above the {limit} positions of the model in {path}")
-    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ())
-    if slides and max_length > text.sliding_window:
-        raise UserError(
-            f"the model in {path} has sliding attention over {text.sliding_window} tokens, which this engine serves "
-            f"only up to that length: set --torch.max-model-len {text.sliding_window}"
-        )
 
 
 def eos_token_ids(path: Path) -> frozenset[int]:

@@ -1,0 +1,150 @@
+"""New weights with requests in flight: every token is exactly of the version that its span names."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from inference.errors import NonFiniteLogits, WeightsRefused
+from inference.generation import Completion, Job
+from inference.torch_engine.engine import TorchEngine
+from inference.torch_engine.weights import model_digest
+from tests.inference.conftest import running_engine
+from tests.inference.tiny import make_model, publish, save_model, score
+from tests.inference.waiting import until
+from transport.sample import VersionSpan
+from transport.weights import read_weight_manifest
+
+
+class Gate:
+    """Holds the engine between two decode steps, once a sequence has sampled `at` tokens."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self, sampled: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> bool:
+        if len(sampled) == self._at:
+            self.reached.set()
+            assert self.opened.wait(30)
+        return False
+
+
+def job(prompt: list[int], max_tokens: int, gate: Gate | None = None) -> Job:
+    return Job(prompt=np.array(prompt, dtype=np.int32), max_tokens=max_tokens, seed=len(prompt), should_stop=gate)
+
+
+async def swap_at_gate(engine: TorchEngine, gate: Gate, path: Path, version: int) -> None:
+    """Ask for the swap while the engine is held, so that it happens right after the step that the gate is in."""
+    await asyncio.to_thread(gate.reached.wait, 30)
+    swap = asyncio.create_task(engine.apply_weights(path, version))
+    await until(lambda: engine.is_swapping_in)
+    gate.opened.set()
+    assert (await asyncio.wait_for(swap, 30)).version == version
+
+
+def assert_spans_are_exact(models: dict[int, PreTrainedModel], prompt: list[int], completion: Completion) -> None:
+    tokens = completion.token_ids.tolist()
+    covered = 0
+    for span in completion.versions:
+        assert span.start == covered
+        expected = score(models[span.version], prompt, tokens)[span.start : span.end]
+        ours = torch.from_numpy(completion.logprobs[span.start : span.end])
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+        covered = span.end
+    assert covered == len(tokens)
+
+
+async def test_swap_in_flight_keeps_requests_and_every_span_is_exact(
+    engine: TorchEngine, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    models = {0: model, 1: make_model(1), 2: make_model(2)}
+    gates = [Gate(10), Gate(25)]
+    asked = [[5], [6, 7], [8, 9, 10], [11] * 30]
+    gated = asyncio.create_task(engine.generate(job([5, 5], 40, gates[0])))
+    tasks = [asyncio.create_task(engine.generate(job(prompt, 40))) for prompt in asked]
+    other = asyncio.create_task(engine.generate(job([6, 6, 6], 40, gates[1])))
+    await swap_at_gate(engine, gates[0], publish(tmp_path, models[1], 1), 1)
+    await swap_at_gate(engine, gates[1], publish(tmp_path, models[2], 2), 2)
+    first = await asyncio.wait_for(gated, 30)
+    assert [span.version for span in first.versions] == [0, 1, 2]
+    assert first.versions[0] == VersionSpan(0, 0, 10)
+    assert_spans_are_exact(models, [5, 5], first)
+    for prompt, task in zip(asked, tasks, strict=True):
+        completion = await asyncio.wait_for(task, 30)
+        assert len(completion.versions) == 3
+        assert_spans_are_exact(models, prompt, completion)
+    assert_spans_are_exact(models, [6, 6, 6], await other)
+
+
+async def test_requests_after_a_swap_are_of_the_new_version_only(engine: TorchEngine, tmp_path: Path) -> None:
+    new = make_model(1)
+    await engine.apply_weights(publish(tmp_path, new, 7), 7)
+    completion = await engine.generate(job([5, 6, 7], 20))
+    assert completion.versions == (VersionSpan(7, 0, 20),)
+    assert_spans_are_exact({7: new}, [5, 6, 7], completion)
+
+
+async def test_served_digest_is_of_the_tensors_in_the_model(
+    engine: TorchEngine, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    assert engine.served.version == 0
+    assert engine.served.digest == model_digest(model)
+    path = publish(tmp_path, make_model(1), 3)
+    served = await engine.apply_weights(path, 3)
+    assert served == engine.served
+    assert served.digest == read_weight_manifest(path).digest != model_digest(model)
+
+
+async def test_untied_model_swaps_its_head_too(tmp_path: Path) -> None:
+    old, new = make_model(4, tied=False), make_model(5, tied=False)
+    async with running_engine(save_model(tmp_path / "model", old)) as engine:
+        await engine.apply_weights(publish(tmp_path, new, 1), 1)
+        assert_spans_are_exact({1: new}, [5, 6], await engine.generate(job([5, 6], 20)))
+
+
+async def test_swap_while_paused_takes_effect_at_once(engine: TorchEngine, tmp_path: Path) -> None:
+    await engine.set_paused(True)
+    assert (await engine.apply_weights(publish(tmp_path, make_model(1), 1), 1)).version == 1
+    assert engine.stats.paused
+
+
+async def test_older_version_can_be_served_again(engine: TorchEngine, model: PreTrainedModel, tmp_path: Path) -> None:
+    await engine.apply_weights(publish(tmp_path, make_model(1), 5), 5)
+    served = await engine.apply_weights(publish(tmp_path, model, 4), 4)
+    assert (served.version, served.digest) == (4, model_digest(model))
+
+
+async def test_refused_publish_leaves_requests_and_weights_alone(
+    engine: TorchEngine, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    path = publish(tmp_path, make_model(1), 1)
+    shard = next(path.parent.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+    task = asyncio.create_task(engine.generate(job([5, 6], 60)))
+    with pytest.raises(WeightsRefused, match="corrupt"):
+        await engine.apply_weights(path, 1)
+    assert (engine.served.version, engine.served.digest) == (0, model_digest(model))
+    completion = await task
+    assert completion.versions == (VersionSpan(0, 0, 60),)
+    assert_spans_are_exact({0: model}, [5, 6], completion)
+
+
+async def test_weights_with_nan_fail_requests_but_not_the_engine(
+    engine: TorchEngine, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    broken = make_model(1)
+    with torch.no_grad():
+        broken.model.norm.weight.fill_(float("nan"))
+    await engine.apply_weights(publish(tmp_path, broken, 1), 1)
+    with pytest.raises(NonFiniteLogits, match="version 1"):
+        await engine.generate(job([5], 5))
+    await engine.apply_weights(publish(tmp_path, model, 2), 2)
+    assert len((await engine.generate(job([5], 5))).token_ids) == 5
