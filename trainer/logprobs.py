@@ -37,11 +37,10 @@ class _ChunkedHead(torch.autograd.Function):
         for chunk in _chunks(len(labels), chunk_tokens):
             logits = _logits(hidden[chunk], head, temperatures[chunk])
             normaliser = logits.logsumexp(-1)
-            chosen = logits.gather(-1, labels[chunk, None])[:, 0]
-            probabilities = (logits - normaliser[:, None]).exp_()
+            log_probabilities = logits.sub_(normaliser[:, None])
             log_normalisers[chunk] = normaliser
-            logprobs[chunk] = chosen - normaliser
-            entropies[chunk] = normaliser - torch.linalg.vecdot(probabilities, logits)
+            logprobs[chunk] = log_probabilities.gather(-1, labels[chunk, None])[:, 0]
+            entropies[chunk] = -torch.linalg.vecdot(log_probabilities.exp(), log_probabilities)
         ctx.save_for_backward(hidden, head, labels, temperatures, log_normalisers, entropies)
         ctx.chunk_tokens = chunk_tokens
         ctx.set_materialize_grads(False)

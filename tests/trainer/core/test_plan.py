@@ -1,0 +1,178 @@
+"""The plan: every sample once, under the cap, as many micro batches on every rank, the same plan everywhere."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.core.tiny import bare_manifest
+from trainer.bins import best_fit_decreasing, compute_cost, spread_by_cost
+from trainer.errors import PlanError
+from trainer.layout import Layout
+from trainer.plan import MiniBatchPlan, StepPlan, plan_step
+from transport.manifest import IMAGE
+from transport.tensor import EncodedTensor
+
+LENGTHS = st.lists(st.integers(2, 60), min_size=1, max_size=60)
+
+
+def lognormal_lengths(num_samples: int, seed: int = 0) -> list[int]:
+    rng = np.random.default_rng(seed)
+    return np.clip(rng.lognormal(np.log(900), 0.9, num_samples), 2, 8192).astype(int).tolist()
+
+
+def bins_of(plan: StepPlan, mini_batch: MiniBatchPlan) -> list[np.ndarray]:
+    ranks, rounds = range(mini_batch.num_ranks), range(mini_batch.num_rounds)
+    return [plan.lengths[mini_batch.micro_batch_rows(rank, index)] for rank in ranks for index in rounds]
+
+
+@given(lengths=LENGTHS, world_size=st.sampled_from([1, 2, 3, 8]), cap=st.integers(2, 64))
+@settings(deadline=None)
+def test_every_sample_is_in_exactly_one_micro_batch(lengths: list[int], world_size: int, cap: int) -> None:
+    plan = plan_step(bare_manifest(lengths), Layout(0, world_size, cap, seq_len=64))
+    rows = np.concatenate([plan.rows_for(rank) for rank in range(world_size)])
+    assert sorted(rows.tolist()) == list(range(len(lengths)))
+
+
+@given(lengths=LENGTHS, world_size=st.sampled_from([1, 2, 3, 8]), cap=st.integers(2, 64))
+@settings(deadline=None)
+def test_a_micro_batch_is_under_the_cap_or_is_one_long_sample(lengths: list[int], world_size: int, cap: int) -> None:
+    plan = plan_step(bare_manifest(lengths), Layout(0, world_size, cap, seq_len=64))
+    for held in bins_of(plan, plan.mini_batches[0]):
+        assert held.sum() <= cap or len(held) == 1
+
+
+@given(lengths=LENGTHS, world_size=st.sampled_from([1, 2, 4]), seed=st.integers(0, 9))
+@settings(deadline=None)
+def test_every_rank_computes_the_same_plan(lengths: list[int], world_size: int, seed: int) -> None:
+    layout = Layout(0, world_size, micro_batch_tokens=64, seq_len=64)
+    digests = {plan_step(bare_manifest(lengths), replace(layout, rank=rank)).digest for rank in range(world_size)}
+    assert len(digests) == 1
+
+
+@given(
+    trajectories=st.lists(st.integers(0, 12), min_size=8, max_size=50),
+    num_mini_batches=st.integers(1, 3),
+    world_size=st.sampled_from([1, 3]),
+)
+@settings(deadline=None)
+def test_mini_batches_hold_whole_trajectories(trajectories: list[int], num_mini_batches: int, world_size: int) -> None:
+    rng = np.random.default_rng(len(trajectories))
+    manifest = bare_manifest(rng.integers(2, 60, len(trajectories)), trajectories)
+    try:
+        plan = plan_step(manifest, Layout(0, world_size, 64, 64, num_mini_batches))
+    except PlanError:
+        assert len(set(trajectories)) < 3 * num_mini_batches  # only a batch of few trajectories may not split
+        return
+    seen = [{trajectories[row] for row in mini_batch.rows.tolist()} for mini_batch in plan.mini_batches]
+    assert sum(len(part) for part in seen) == len(set(trajectories))
+    assert [len(part) for part in seen] == [mini_batch.counts.num_trajectories for mini_batch in plan.mini_batches]
+
+
+def test_mini_batches_share_the_tokens_about_equally() -> None:
+    plan = plan_step(bare_manifest(lognormal_lengths(512)), Layout(0, 2, 8192, 8192, num_mini_batches=4))
+    tokens = [mini_batch.counts.num_tokens for mini_batch in plan.mini_batches]
+    assert max(tokens) < 1.1 * min(tokens)
+
+
+def test_digest_changes_with_anything_that_changes_training() -> None:
+    layout = Layout(0, 2, micro_batch_tokens=64, seq_len=64)
+    manifest = bare_manifest([10, 20, 30, 40, 50])
+    plans = [
+        plan_step(manifest, layout),
+        plan_step(manifest, replace(layout, world_size=4)),
+        plan_step(manifest, replace(layout, micro_batch_tokens=16)),
+        plan_step(manifest, replace(layout, seq_len=45)),
+        plan_step(bare_manifest([40, 30, 20, 10, 50]), layout),
+        plan_step(bare_manifest([10, 20, 30, 40, 50, 60]), layout),
+    ]
+    assert len({plan.digest for plan in plans}) == len(plans)
+    assert plan_step(manifest, layout).digest == plans[0].digest
+
+
+def test_counts_are_global_and_cut_to_seq_len() -> None:
+    plan = plan_step(bare_manifest([10, 100, 30], trajectories=[0, 1, 1]), Layout(1, 2, 64, seq_len=40))
+    counts = plan.mini_batches[0].counts
+    assert (counts.num_samples, counts.num_trajectories, counts.num_tokens) == (3, 2, 80)
+    assert counts.num_loss_tokens == 5 + 50 + 15
+    assert plan.lengths.tolist() == [10, 40, 30]
+
+
+def test_fewer_samples_than_ranks_leave_empty_micro_batches() -> None:
+    plan = plan_step(bare_manifest([20, 30]), Layout(0, 4, 64, 64))
+    mini_batch = plan.mini_batches[0]
+    assert mini_batch.num_rounds == 1
+    assert sorted(len(mini_batch.micro_batch_rows(rank, 0)) for rank in range(4)) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("num_samples", [512, 2048])
+def test_bins_are_99_percent_full(num_samples: int) -> None:
+    lengths = np.array(lognormal_lengths(num_samples))
+    _, num_bins = best_fit_decreasing(lengths, 8192)
+    assert lengths.sum() / (num_bins * 8192) >= 0.99
+
+
+def test_lock_step_cost_is_near_the_ideal() -> None:
+    plan = plan_step(bare_manifest(lognormal_lengths(256)), Layout(0, 8, 8192, 8192))
+    mini_batch = plan.mini_batches[0]
+    costs = np.array([compute_cost(held).sum() for held in bins_of(plan, mini_batch)]).reshape(8, mini_batch.num_rounds)
+    ideal = compute_cost(plan.lengths).sum() / 8
+    assert costs.max(axis=0).sum() <= 1.2 * ideal
+
+
+def test_4096_samples_are_planned_quickly() -> None:
+    manifest = bare_manifest(lognormal_lengths(4096))
+    start = time.perf_counter()
+    plan_step(manifest, Layout(0, 8, 8192, 8192))
+    assert time.perf_counter() - start < 1.0  # about 20 ms on a quiet core
+
+
+def test_spreading_gives_up_when_the_cap_is_too_tight() -> None:
+    lengths = np.array([6, 6, 5, 5, 4, 4])
+    assert spread_by_cost(lengths, 3, cap=10) is not None
+    assert spread_by_cost(np.array([7, 7, 7, 3, 3, 3, 3]), 3, cap=10) is None
+
+
+def test_spreading_is_even() -> None:
+    bin_of = spread_by_cost(np.array([8, 7, 6, 5, 4, 3, 2, 1]), 4, cap=100)
+    assert bin_of is not None
+    assert np.bincount(bin_of, weights=[8, 7, 6, 5, 4, 3, 2, 1]).tolist() == [9, 9, 9, 9]
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(PlanError, match="batch 1 has no samples"):
+        plan_step(bare_manifest([]), Layout(0, 1, 64, 64))
+
+
+def test_a_mini_batch_without_trained_tokens_is_refused() -> None:
+    with pytest.raises(PlanError, match="2 samples without a trained token"):
+        plan_step(bare_manifest([1, 1]), Layout(0, 1, 64, 64))
+
+
+def test_more_mini_batches_than_trajectories_are_refused() -> None:
+    with pytest.raises(PlanError, match="without a trained token"):
+        plan_step(bare_manifest([10, 10, 10], trajectories=[0, 0, 0]), Layout(0, 1, 64, 64, num_mini_batches=2))
+
+
+def test_image_samples_are_refused() -> None:
+    manifest = bare_manifest([10, 10])
+    images = EncodedTensor.of(np.array([0, IMAGE], dtype=np.uint8))
+    columns = type(manifest.columns)(
+        **{name: getattr(manifest.columns, name) for name in manifest.columns.__struct_fields__}
+        | {"modalities": images}
+    )
+    with pytest.raises(PlanError, match="image samples"):
+        plan_step(type(manifest)(**_fields(manifest) | {"columns": columns}), Layout(0, 1, 64, 64))
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 2}, {"micro_batch_tokens": 1}, {"seq_len": 1}, {"num_mini_batches": 0}])
+def test_an_impossible_layout_cannot_be_built(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"rank|caps"):
+        Layout(**{"rank": 0, "world_size": 2, "micro_batch_tokens": 8, "seq_len": 8, **wrong})
+
+
+def _fields(struct: object) -> dict[str, object]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
