@@ -62,7 +62,7 @@ class SignalGuard:
         if self._in_a_row >= self._limit:
             env_name, reward = group.group.ticket.key.env_name, group.group.survivors[0][1].reward
             raise NoSignalError(
-                f"the last {self._in_a_row} groups had no advantage (newest: env {env_name!r}, every reward {reward:g}): "
+                f"the last {self._in_a_row} groups had no signal (newest: env {env_name!r}, all rewards {reward:g}): "
                 "the task is too easy or too hard for this model. Raise the temperature or group_size, choose easier "
                 "or harder examples, or warm-start the model"
             )

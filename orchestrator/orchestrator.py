@@ -13,9 +13,9 @@
 | batcher   | complete batches       | durable batch N | head of the line; < `max_ahead` | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
 | policy    | weight announcements   | live version    | every engine verified           | an engine's reply; retries  |
-| ledger    | recorded lines         | written lines   | a second to pass                | the clock                   |
+| pulse     | recorded lines         | written ledger  | a second to pass                | the clock                   |
 
-Bounds: running rollouts <= `max_in_flight`; rollouts that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
+Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
 plus less than a group per batch (`admission.py`); untrained batches <= `max_ahead`.
 """
 
@@ -51,7 +51,7 @@ from transport.errors import OutboxError
 from transport.outbox import Outbox
 from transport.server import BatchServer
 
-LEDGER_INTERVAL_S = 1.0
+PULSE_S = 1.0
 """Seconds between two writes of the ledger outside of cuts."""
 LINGER_POLL_S = 0.05
 
@@ -146,11 +146,11 @@ class Orchestrator:
             await self._start(closing)
             following = tasks.create_task(self._policy.run())
             scheduling = tasks.create_task(self._scheduler.run())
-            writing = tasks.create_task(self._write_ledger())
+            pulsing = tasks.create_task(self._pulse())
             await self._batcher.run()
             scheduling.cancel()  # the last batch is cut: nothing more is needed
             await self._until_trained()
-            for loop in (serving, following, writing):
+            for loop in (serving, following, pulsing):
                 loop.cancel()
 
     async def _start(self, closing: AsyncExitStack) -> None:
@@ -184,9 +184,11 @@ class Orchestrator:
             await asyncio.sleep(LINGER_POLL_S)
         logger.info("all {} steps are trained and committed", last_step)
 
-    async def _write_ledger(self) -> None:
+    async def _pulse(self) -> None:
+        """Write the ledger, and let waiting ranks know what this side waits for."""
         while True:
-            await asyncio.sleep(LEDGER_INTERVAL_S)
+            await asyncio.sleep(PULSE_S)
+            self._server.waiting_for = self._health.waits
             try:
                 await asyncio.to_thread(self._ledger.flush, sync=False)
             except OSError as error:

@@ -1,0 +1,214 @@
+"""A whole orchestrator in miniature: a toy environment, a scripted engine, and a stand-in trainer on the real wire."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.config import OrchestratorConfig
+from orchestrator.engines.protocol import Engine
+from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.orchestrator import Orchestrator, open_outbox
+from orchestrator.rollout import Branch, Example, Failure, Rollout
+from runtime.health import Health
+from runtime.metrics import MetricLog
+from runtime.run_dir import RunDir
+from transport.client import BatchClient
+from transport.errors import TransportError
+from transport.generation import GenerateReply, GenerateRequest
+from transport.sample import TrainingSample, VersionSpan
+from transport.server import BatchServer
+from transport.tensor import EncodedTensor
+
+DEADLINE_S = 60.0
+Reward = Callable[[GenerateReply], float]
+
+
+def parity(reply: GenerateReply) -> float:
+    """1 for an even sum of tokens: about half of all rollouts."""
+    return float(reply.token_ids.numpy().sum() % 2 == 0)
+
+
+def make_engine(**kwargs: Any) -> ScriptedEngine:
+    """16 tokens, 0 ends a completion."""
+    return ScriptedEngine(16, 0, **kwargs)
+
+
+class ToyEnv:
+    """Implements `EnvAdapter`: one completion per rollout, scored by `reward`. `fault` may replace it or raise."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        name: str = "toy",
+        num_examples: int = 40,
+        reward: Reward = parity,
+        scores_jointly: bool = False,
+        fault: Callable[[RolloutRequest], Failure | None] = lambda request: None,
+    ) -> None:
+        self.name = name
+        self.scores_jointly = scores_jointly
+        self.requests: list[RolloutRequest] = []
+        self.is_open = False
+        self._engine = engine
+        self._reward = reward
+        self._fault = fault
+        self._examples = [Example(name, str(index), index) for index in range(num_examples)]
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        return self._examples
+
+    async def start(self) -> None:
+        self.is_open = True
+
+    async def close(self) -> None:
+        self.is_open = False
+
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        self.requests.append(request)
+        size = request.group_size if self.scores_jointly else 1
+        return [await self._one(request, offset) for offset in range(size)]
+
+    async def _one(self, request: RolloutRequest, offset: int) -> Rollout | Failure:
+        await asyncio.sleep(0)
+        failure = self._fault(request)
+        if failure is not None:
+            return failure
+        prompt = np.array([1, 2 + request.example.payload % 10], dtype=np.int32)
+        generate = GenerateRequest(
+            request_id=f"{request.group_id}#{request.index + offset}",
+            token_ids=EncodedTensor.of(prompt),
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            seed=request.seed + 1000 * offset,
+        )
+        reply = await self._engine.generate(generate)
+        return self._rollout(request, prompt, reply)
+
+    def _rollout(self, request: RolloutRequest, prompt: "np.ndarray[Any, Any]", reply: GenerateReply) -> Rollout:
+        completion = reply.token_ids.numpy()
+        branch = Branch(
+            token_ids=np.concatenate([prompt, completion]),
+            sampled=np.array([False] * len(prompt) + [True] * len(completion)),
+            logprobs=np.concatenate([np.zeros(len(prompt), np.float32), reply.logprobs.numpy()]),
+            versions=tuple(
+                VersionSpan(span.version, span.start + len(prompt), span.end + len(prompt)) for span in reply.versions
+            ),
+        )
+        return Rollout(
+            env_name=self.name,
+            example_id=request.example.example_id,
+            reward=self._reward(reply),
+            branches=(branch,),
+            temperature=request.temperature,
+            is_truncated=reply.finish_reason == "length",
+            metrics={"num_sampled": float(len(completion))},
+            messages=({"role": "assistant", "content": str(completion.tolist())},),
+            duration_s=0.0,
+        )
+
+
+def make_config(folder: Path, **changes: Any) -> OrchestratorConfig:
+    """A small run below `folder`; `changes` are top-level keys."""
+    values: dict[str, Any] = {
+        "run": {"name": "toy", "dir": str(folder)},
+        "model": {"path": str(folder)},
+        "envs": [{"id": "toy", "group_size": 4, "sampling": {"max_tokens": 6}}],
+        "server": {"endpoint": free_endpoint(), "peer_timeout_s": 2.0},
+        "health": {"port": 0},
+        "metrics": {"tensorboard": False},
+        "max_steps": 4,
+        "batch_size": 8,
+        "max_staleness": 1,
+        "max_in_flight": 64,
+    }
+    return OrchestratorConfig(**(values | changes))
+
+
+@dataclass
+class StandInTrainer:
+    """Pulls batches with the real client in a thread; "trains" by announcing the next version at once."""
+
+    endpoint: str
+    run_id: str = "toy"
+    commit_every: int = 1
+    digests: dict[int, str] = field(default_factory=dict)
+    batches: dict[int, list[TrainingSample]] = field(default_factory=dict)
+    last_committed: int = 0
+    error: TransportError | None = None
+
+    def train(self) -> None:
+        """Until the run ends."""
+        try:
+            with BatchClient(
+                self.endpoint,
+                self.run_id,
+                last_committed=self.last_committed,
+                lost_timeout_s=DEADLINE_S,
+                heartbeat_s=0.2,
+            ) as client:
+                self._train(client)
+        except TransportError as error:
+            self.error = error
+
+    def _train(self, client: BatchClient) -> None:
+        step = client.hello()
+        while (manifest := client.manifest(step)) is not None:
+            self.batches[step] = client.samples(step, range(manifest.num_samples))
+            self.digests[step] = manifest.digest
+            client.weights_published(step, f"weights/v{step}", f"digest-{step}")
+            client.trained(step)
+            if step % self.commit_every == 0:
+                self._commit(client, step)
+            step += 1
+        self._commit(client, step - 1)
+
+    def _commit(self, client: BatchClient, step: int) -> None:
+        client.committed(step)
+        self.last_committed = step
+
+
+@contextmanager
+def training(trainer: StandInTrainer) -> Iterator[StandInTrainer]:
+    """Run the trainer in a thread; it must have come to its end when the block does."""
+    thread = threading.Thread(target=trainer.train, daemon=True)
+    thread.start()
+    yield trainer
+    thread.join(timeout=DEADLINE_S)
+    assert not thread.is_alive(), "the stand-in trainer hangs"
+    assert trainer.error is None, trainer.error
+
+
+async def run_orchestrator(
+    config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter], stop: asyncio.Event | None = None
+) -> None:
+    """The real orchestrator in this loop, until the run ends, is stopped, or raises."""
+    run_dir = RunDir(config.run.path).create()
+    health = Health("orchestrator", config.stall_timeout_s)
+    metrics = MetricLog("orchestrator", run_dir, config.metrics)
+    outbox = open_outbox(run_dir, config.run.name)
+    async with asyncio.timeout(DEADLINE_S), BatchServer(config.server.endpoint, outbox, peer_timeout_s=2.0) as server:
+        await Orchestrator(config, run_dir, engine, adapters, server, health, metrics).run(stop or asyncio.Event())
+
+
+async def run_toy(config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter]) -> StandInTrainer:
+    """A whole run with a trainer, from the start or from where the run directory stands."""
+    with training(StandInTrainer(config.server.endpoint)) as trainer:
+        await run_orchestrator(config, engine, adapters)
+    return trainer
+
+
+def free_endpoint() -> str:
+    """An address that nobody uses right now, for a server that has to come back under the same one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
