@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture
-def env_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def env_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the tiny environments of `envs/` importable by id."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "envs"))
-    yield

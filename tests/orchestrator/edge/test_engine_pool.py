@@ -38,9 +38,16 @@ def test_rest_grows_with_failures_in_a_row_and_ends_with_a_success() -> None:
 
 def test_request_is_counted_while_in_flight_also_when_it_fails() -> None:
     replica = Replica("a")
-    with pytest.raises(RuntimeError), replica.busy():
-        assert replica.num_in_flight == 1
-        raise RuntimeError
+    counts = []
+
+    def fail() -> None:
+        with replica.busy():
+            counts.append(replica.num_in_flight)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert counts == [1]
     assert replica.num_in_flight == 0
 
 

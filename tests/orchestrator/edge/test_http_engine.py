@@ -12,7 +12,8 @@ from aiohttp import web
 from orchestrator.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
-from tests.orchestrator.edge.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, packed, serving
+from tests.orchestrator.edge.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, serving
+from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.replies import make_reply
 from transport.generation import GenerateRequest, ServedWeights
 from transport.tensor import EncodedTensor
@@ -103,7 +104,7 @@ async def test_fault_that_stays_is_an_engine_error_after_all_retries() -> None:
         serving(EngineServer(misbehaviours=[status(500)] * 9)) as server,
         connected(server, max_retries=2) as engine,
     ):
-        with pytest.raises(EngineError, match="answered 500: .*told to"):
+        with pytest.raises(EngineError, match=r"answered 500: .*told to"):
             await engine.generate(ask())
         assert server.num_generate == 3
 
@@ -227,7 +228,7 @@ async def test_wrong_digest_is_not_accepted() -> None:
 
 async def test_refused_publish_names_the_reason() -> None:
     async with serving(EngineServer()) as server, connected(server) as engine:
-        with pytest.raises(EngineError, match="409: .*hash mismatch"):
+        with pytest.raises(EngineError, match=r"409: .*hash mismatch"):
             await engine.apply_weights("corrupt", 4, "digest-4")
 
 
@@ -243,8 +244,7 @@ async def test_wrong_admin_token_is_an_engine_error() -> None:
 async def test_cancelled_request_leaves_nothing_behind() -> None:
     async with serving(EngineServer(misbehaviours=[hang])) as server, connected(server) as engine:
         task = asyncio.create_task(engine.generate(ask()))
-        while not server.num_generate:
-            await asyncio.sleep(0)
+        await until(lambda: server.num_generate)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -12,7 +12,9 @@ from transport.tensor import EncodedTensor
 EOS = 2
 
 
-def ask(seed: int = 0, prompt: tuple[int, ...] = (5, 6), max_tokens: int = 8, stop: tuple[int, ...] = ()) -> GenerateRequest:
+def ask(
+    seed: int = 0, prompt: tuple[int, ...] = (5, 6), max_tokens: int = 8, stop: tuple[int, ...] = ()
+) -> GenerateRequest:
     return GenerateRequest(
         request_id="r",
         token_ids=EncodedTensor.of(np.array(prompt, dtype=np.int32)),

@@ -27,7 +27,10 @@ CONVERSATIONS = {
         {"role": "user", "content": "where?"},
     ],
 }
-TOOL = {"type": "function", "function": {"name": "look", "description": 'at "<x>"', "parameters": {"b": 1, "a": [None]}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": 'at "<x>"', "parameters": {"b": 1, "a": [None]}},
+}
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -82,9 +85,7 @@ def test_template_cannot_reach_into_python(tmp_path: Path) -> None:
         tokenizer.render([{"role": "user", "content": "x"}])
 
 
-@pytest.mark.parametrize(
-    ("eos", "expected"), [(2, {2}), ([2, 0], {0, 2})], ids=["one id", "several ids"]
-)
+@pytest.mark.parametrize(("eos", "expected"), [(2, {2}), ([2, 0], {0, 2})], ids=["one id", "several ids"])
 def test_eos_ids_come_from_the_generation_config(tmp_path: Path, eos: object, expected: set[int]) -> None:
     folder = write_folder(tmp_path, character_tokenizer(), CHATML)
     (folder / "config.json").write_text(json.dumps({"eos_token_id": 1}))

@@ -110,7 +110,9 @@ def test_same_request_again_is_another_branch(tokenizer: Tokenizer) -> None:
     assert len(trajectory.branches()) == 2
 
 
-@pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}]], ids=["null", "empty", "list", "part"])
+@pytest.mark.parametrize(
+    "content", [None, "", [], [{"type": "text", "text": ""}]], ids=["null", "empty", "list", "part"]
+)
 def test_empty_reply_is_recognised_in_every_spelling(tokenizer: Tokenizer, content: object) -> None:
     trajectory = Trajectory(tokenizer)
     say(trajectory, [USER], [eos(tokenizer)])
