@@ -1,0 +1,144 @@
+"""Real processes that are killed, restarted and cut off: the same bytes come again and no step is lost or doubled."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.conftest import Poll
+from tests.transport.samples import RUN, make_batch
+from tests.transport.served import Served
+from transport.client import BatchClient
+from transport.codec import frame_hash
+from transport.errors import PeerTimeout
+from transport.outbox import Outbox
+from transport.progress import Progress
+
+Processes = list[subprocess.Popen[str]]
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Processes that the test started: ended with it."""
+    started: Processes = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def start(processes: Processes, module: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", f"tests.transport.{module}", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    processes.append(process)
+    return process
+
+
+def start_server(
+    processes: Processes, directory: Path, endpoint: str, num_steps: int
+) -> tuple[str, subprocess.Popen[str]]:
+    process = start(processes, "serve", directory, endpoint, num_steps, 2)
+    assert process.stdout is not None
+    return process.stdout.readline().strip(), process
+
+
+def expected_lines(num_steps: int, rank: int, world_size: int) -> list[str]:
+    batches = [make_batch(step) for step in range(1, num_steps + 1)]
+    return [f"{batch.manifest.step} {frame_hash(b''.join(batch.frames[rank::world_size]))}" for batch in batches]
+
+
+def last_committed(outbox: Path) -> int:
+    path = outbox / "progress.json"
+    return msgspec.json.decode(path.read_bytes(), type=Progress).last_committed if path.exists() else 0
+
+
+@pytest.mark.integration
+def test_two_ranks_in_their_own_processes_train_every_step(tmp_path: Path, processes: Processes) -> None:
+    endpoint, server = start_server(processes, tmp_path / "outbox", "tcp://127.0.0.1:0", 6)
+    ranks = [start(processes, "train", endpoint, tmp_path / f"rank-{rank}", rank, 2) for rank in range(2)]
+    assert [process.wait(30) for process in (*ranks, server)] == [0, 0, 0]
+    for rank in range(2):
+        assert (tmp_path / f"rank-{rank}").read_text().splitlines() == expected_lines(6, rank, 2)
+
+
+@pytest.mark.integration
+def test_kills_of_both_sides_lose_and_double_no_step(tmp_path: Path, processes: Processes) -> None:
+    """The trainer's durable lineage is what a run without kills gives, whoever is killed when."""
+    num_steps, instants = 60, random.Random(3)
+    state, outbox = tmp_path / "state", tmp_path / "outbox"
+    endpoint, server = start_server(processes, outbox, "tcp://127.0.0.1:0", num_steps)
+    trainer = start(processes, "train", endpoint, state, 0, 1)
+    num_kills = 0
+    while num_kills < 8 and last_committed(outbox) < num_steps - 15:
+        time.sleep(instants.uniform(0.0, 0.8))  # the instant of the kill
+        victim = (server, trainer)[num_kills % 2]
+        victim.kill()
+        victim.wait()
+        if victim is server:
+            _, server = start_server(processes, outbox, endpoint, num_steps)
+        else:
+            trainer = start(processes, "train", endpoint, state, 0, 1)
+        num_kills += 1
+    assert num_kills >= 3
+    assert trainer.wait(40) == 0
+    assert server.wait(40) == 0
+    assert state.read_text().splitlines() == expected_lines(num_steps, 0, 1)
+    assert Outbox(outbox, RUN, keep_retired=True).progress.last_committed == num_steps
+
+
+@pytest.mark.integration
+def test_frozen_server_is_outlived(tmp_path: Path, processes: Processes) -> None:
+    endpoint, server = start_server(processes, tmp_path, "tcp://127.0.0.1:0", 2)
+    heard: list[str] = []
+    with BatchClient(endpoint, RUN, peer_timeout_s=0.5, lost_timeout_s=20, on_wait=heard.append) as client:
+        assert client.manifest(1) is not None
+        server.send_signal(signal.SIGSTOP)
+        with ThreadPoolExecutor() as pool:
+            samples = pool.submit(client.samples, 1, [0, 1])
+            deadline = time.monotonic() + 10
+            while not heard and time.monotonic() < deadline:
+                time.sleep(0.02)
+            server.send_signal(signal.SIGCONT)
+            assert len(samples.result(20)) == 2
+    assert any("did not" in line for line in heard)
+
+
+def test_a_server_that_restarts_serves_the_same_bytes(tmp_path: Path) -> None:
+    with Served(Outbox(tmp_path, RUN)) as first:
+        first.call(first.server.publish(make_batch(1)))
+        client = BatchClient(first.endpoint, RUN, peer_timeout_s=5, lost_timeout_s=20)
+        before = client.samples(1, range(8))
+    with Served(Outbox(tmp_path, RUN), first.endpoint) as second, client:
+        started = time.monotonic()
+        assert client.samples(1, range(8)) == before
+        assert time.monotonic() - started < 4  # the broken connection is seen long before the peer timeout
+        client.trained(1)
+        assert second.server.last_trained == 1
+
+
+def test_a_rank_in_a_long_step_is_known_to_the_new_server(tmp_path: Path, eventually: Poll) -> None:
+    first = Served(Outbox(tmp_path, RUN))
+    with first:
+        endpoint = first.endpoint
+        client = BatchClient(endpoint, RUN, heartbeat_s=0.05)
+        client.hello()
+    with Served(Outbox(tmp_path, RUN), endpoint) as second:
+        eventually(lambda: [peer.rank for peer in second.server.peers()] == [0])
+        client.close()
+
+
+def test_a_server_that_never_comes_back_is_a_timeout(tmp_path: Path) -> None:
+    with Served(Outbox(tmp_path, RUN)) as served:
+        client = BatchClient(served.endpoint, RUN, peer_timeout_s=0.2, lost_timeout_s=0.6)
+        client.hello()
+    with client, pytest.raises(PeerTimeout, match=r"for 0\.6 s"):
+        client.manifest(1)
