@@ -35,9 +35,9 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml examples/pyproject.toml requirements/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
-	$(PIP) install --quiet --constraint requirements/constraints.txt --editable '.[torch,dev]'
-	$(PIP) install --quiet --no-deps --editable examples
+	$(PIP) install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(PIP) install -qq --constraint requirements/constraints.txt --editable '.[torch,dev]'
+	$(PIP) install -qq --no-deps --editable examples
 	$(BIN)/python -m compileall -q $(CODE)
 	touch $@
 

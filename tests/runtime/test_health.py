@@ -1,0 +1,185 @@
+"""Health: its states, and the endpoint that shows them."""
+
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from runtime.errors import UserError
+from runtime.health import Health, Status
+from runtime.health_poll import fetch_health
+from runtime.health_server import HealthServer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> Health:
+    return Health("trainer", stall_timeout_s=10.0, clock=clock)
+
+
+@pytest.fixture
+def server(health: Health) -> Iterator[HealthServer]:
+    server = HealthServer(health, host="127.0.0.1", port=0)
+    yield server
+    server.close()
+
+
+def get(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_states_follow_the_service(health: Health) -> None:
+    assert health.status is Status.STARTING
+    health.ready()
+    assert health.status is Status.OK
+    health.stopping()
+    assert health.status is Status.STOPPING
+
+
+def test_no_progress_is_a_stall_and_progress_ends_it(health: Health, clock: Clock) -> None:
+    health.ready()
+    clock.now += 10.5
+    assert health.status is Status.STALLED
+    assert health.progress_age_s == 10.5
+    health.progress(step=7)
+    assert health.status is Status.OK
+    assert health.report()["step"] == 7
+
+
+def test_start_that_never_ends_is_a_stall(health: Health, clock: Clock) -> None:
+    clock.now += 11
+    assert health.status is Status.STALLED
+
+
+def test_waits_of_several_loops_are_named(health: Health) -> None:
+    health.waiting_for("free slots", loop="scheduler")
+    health.waiting_for("a group", loop="batcher")
+    assert health.waits == "batcher: a group; scheduler: free slots"
+    health.waiting_for("", loop="batcher")
+    health.waiting_for("", loop="never waited")
+    assert health.report()["waiting_for"] == "scheduler: free slots"
+
+
+def test_wait_ends_with_its_block_even_by_an_error(health: Health) -> None:
+    def block() -> None:
+        with health.waiting("batch 7"):
+            assert health.waits == "batch 7"
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        block()
+    assert health.waits == ""
+
+
+def test_facts_cannot_hide_the_fixed_keys(health: Health) -> None:
+    health.set_facts(status="fine", version=3)
+    report = health.report()
+    assert (report["status"], report["version"]) == ("starting", 3)
+
+
+def test_facts_are_not_progress(health: Health, clock: Clock) -> None:
+    clock.now += 5
+    health.set_facts(queue=1)
+    assert health.progress_age_s == 5
+
+
+def test_health_is_safe_to_use_from_many_threads(health: Health) -> None:
+    def work(index: int) -> None:
+        for step in range(200):
+            health.progress(**{f"step{index}": step})
+            health.waiting_for(str(step), loop=str(index))
+            health.report()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {health.report()[f"step{index}"] for index in range(4)} == {199}
+
+
+def test_endpoint_answers_503_until_ready_and_when_stalled(health: Health, clock: Clock, server: HealthServer) -> None:
+    assert get(server.url)[0] == 503
+    health.ready()
+    health.waiting_for("batch 7")
+    code, body = get(server.url)
+    assert code == 200
+    assert json.loads(body) == {"service": "trainer", "status": "ok", "progress_age_s": 0.0, "waiting_for": "batch 7"}
+    clock.now += 11
+    code, body = get(server.url)
+    assert (code, json.loads(body)["status"]) == (503, "stalled")
+    health.stopping()
+    assert get(server.url)[0] == 200
+
+
+def test_fetch_reads_the_report_of_a_stalled_service_too(health: Health, clock: Clock, server: HealthServer) -> None:
+    clock.now += 11
+    assert fetch_health(server.url)["status"] == "stalled"
+
+
+def test_fetch_of_a_dead_service_is_empty(server: HealthServer) -> None:
+    server.close()
+    assert fetch_health(server.url, timeout_s=1.0) == {}
+
+
+def test_metrics_are_in_prometheus_text(health: Health, clock: Clock) -> None:
+    registry = CollectorRegistry()
+    Gauge("my_gauge", "mine", registry=registry).set(4)
+    server = HealthServer(health, host="127.0.0.1", port=0, registry=registry)
+    try:
+        clock.now += 2
+        text = get(server.url.replace("/health", "/metrics"))[1].decode()
+        assert "my_gauge 4.0" in text
+        assert "tandem_trainer_progress_age_s 2.0" in text
+        assert "process_resident_memory_bytes" in text
+    finally:
+        server.close()
+
+
+def test_other_paths_are_404(server: HealthServer) -> None:
+    assert get(server.url.replace("/health", "/"))[0] == 404
+
+
+def test_port_in_use_is_a_user_error(server: HealthServer, health: Health) -> None:
+    with pytest.raises(UserError, match=rf"cannot bind health endpoint 127.0.0.1:{server.port}.*--health.port"):
+        HealthServer(health, host="127.0.0.1", port=server.port)
+
+
+def test_unknown_host_is_a_user_error(health: Health) -> None:
+    with pytest.raises(UserError, match="cannot bind health endpoint"):
+        HealthServer(health, host="no.such.host.invalid", port=0)
+
+
+def test_closed_port_can_be_bound_again(health: Health, server: HealthServer) -> None:
+    server.close()
+    again = HealthServer(Health("trainer", 1.0), host="127.0.0.1", port=server.port)
+    again.close()
+    assert again.port == server.port
+
+
+def test_silent_client_does_not_block_others(health: Health, server: HealthServer) -> None:
+    health.ready()
+    with socket.create_connection(("127.0.0.1", server.port)):
+        assert get(server.url)[0] == 200

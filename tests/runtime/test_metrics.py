@@ -1,0 +1,136 @@
+"""Metric sinks: what is written, and that none of them can stop a run."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loguru import logger
+from prometheus_client import CollectorRegistry, generate_latest
+
+from runtime.config import MetricsConfig
+from runtime.metric_sinks import JsonlSink, TensorBoardSink
+from runtime.metric_tail import MetricTail
+from runtime.metrics import MetricLog, read_metrics
+from runtime.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path).create()
+
+
+@pytest.fixture
+def warnings_seen() -> Iterator[list[str]]:
+    seen: list[str] = []
+    sink = logger.add(lambda message: seen.append(message.record["message"]), level="WARNING")
+    yield seen
+    logger.remove(sink)
+
+
+def test_jsonl_has_one_object_per_step(run_dir: RunDir) -> None:
+    log = MetricLog("trainer", run_dir, MetricsConfig(tensorboard=False))
+    log.log(1, {"loss": 0.5})
+    log.log(2, {"loss": 0.25, "reward/all/mean": 1})
+    rows = read_metrics(run_dir.metrics / "trainer.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["reward/all/mean"] == 1.0
+    assert all(row["time"] for row in rows)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_non_finite_numbers_become_null(run_dir: RunDir, value: float) -> None:
+    log = MetricLog("trainer", run_dir, MetricsConfig())
+    log.log(1, {"loss": value, "lr": 1.0})
+    log.close()
+    text = (run_dir.metrics / "trainer.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["loss"] is None
+
+
+def test_torn_line_of_a_killed_process_is_closed_and_skipped(run_dir: RunDir) -> None:
+    path = run_dir.metrics / "trainer.jsonl"
+    path.write_text('{"step": 1, "time": 1.0}\n{"step": 2, "ti')
+    JsonlSink(path).write(2, 2.0, {"loss": 1.0})
+    assert [row["step"] for row in read_metrics(path)] == [1, 2]
+    assert read_metrics(path)[-1]["loss"] == 1.0
+
+
+def test_missing_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "none.jsonl") == []
+
+
+def test_tail_returns_each_whole_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    tail = MetricTail(path)
+    assert tail.read() == []
+    path.write_text('{"step": 1}\n{"st')
+    assert tail.read() == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('ep": 2}\nnot json\n[3]\n{"step": 4}\n')
+    assert tail.read() == [{"step": 2}, {"step": 4}]
+    assert tail.read() == []
+
+
+def test_tensorboard_reads_what_we_wrote(run_dir: RunDir) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    log = MetricLog("trainer", run_dir, MetricsConfig())
+    log.log(3, {"loss": 0.5, "bad": math.nan})
+    log.close()
+    (path,) = (run_dir.metrics / "tensorboard" / "trainer").iterdir()
+    events = [event for event in LegacyEventFileLoader(str(path)).Load() if event.step]
+    assert [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value] == [
+        (3, "loss", 0.5)
+    ]
+
+
+def test_tensorboard_files_are_written_without_torch() -> None:
+    program = (
+        "import sys, tempfile, pathlib\nfrom runtime.metric_sinks import TensorBoardSink\n"
+        "TensorBoardSink(pathlib.Path(tempfile.mkdtemp())).write(1, 1.0, {'a': 1.0})\n"
+        "assert 'torch' not in sys.modules and 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_prometheus_gauges_have_legal_names(run_dir: RunDir) -> None:
+    registry = CollectorRegistry()
+    log = MetricLog("trainer", run_dir, MetricsConfig(tensorboard=False), registry)
+    log.log(4, {"reward/copy-text/mean": 0.5})
+    log.log(5, {"reward/copy-text/mean": 0.75})
+    text = generate_latest(registry).decode()
+    assert "tandem_trainer_reward_copy_text_mean 0.75" in text
+    assert "tandem_trainer_step 5.0" in text
+
+
+def test_full_disk_costs_one_warning_and_the_run_goes_on(run_dir: RunDir, warnings_seen: list[str]) -> None:
+    (run_dir.metrics / "trainer.jsonl").symlink_to("/dev/full")
+    registry = CollectorRegistry()
+    log = MetricLog("trainer", run_dir, MetricsConfig(tensorboard=False), registry)
+    for step in range(1, 4):
+        log.log(step, {"loss": 1.0})
+    log.close()
+    assert [text for text in warnings_seen if "jsonl metrics cannot be written" in text] == warnings_seen
+    assert len(warnings_seen) == 1
+    assert "tandem_trainer_step 3.0" in generate_latest(registry).decode()
+
+
+def test_tensorboard_on_a_full_disk_costs_one_warning(run_dir: RunDir, warnings_seen: list[str]) -> None:
+    (run_dir.metrics / "tensorboard").write_text("in the way")
+    log = MetricLog("trainer", run_dir, MetricsConfig())
+    log.log(1, {"loss": 1.0})
+    assert len(warnings_seen) == 1
+    assert len(read_metrics(run_dir.metrics / "trainer.jsonl")) == 1
+
+
+def test_missing_tensorboard_costs_one_warning(
+    run_dir: RunDir, warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    with pytest.raises(ImportError):
+        TensorBoardSink(run_dir.metrics)
+    MetricLog("trainer", run_dir, MetricsConfig()).log(1, {"loss": 1.0})
+    assert warnings_seen == ["TensorBoard is not installed (extra `torch`); set --no-metrics.tensorboard"]

@@ -1,0 +1,155 @@
+"""The watchdog ends a process that hangs, and says where; the lag probe warns of a blocked loop."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+from runtime.health import Health
+from runtime.loop_lag import TICK_S, LoopLag
+from runtime.watchdog import Watchdog
+
+HANGS = """
+import sys, threading, time
+from pathlib import Path
+from runtime.config import LogConfig
+from runtime.health import Health
+from runtime.logging import setup_logging
+from runtime.run_dir import RunDir
+from runtime.watchdog import Watchdog
+
+def wait_for_a_batch_that_never_comes():
+    threading.Event().wait()
+
+run_dir = RunDir(Path(sys.argv[1])).create()
+setup_logging("trainer", LogConfig(), run_dir)
+health = Health("trainer", stall_timeout_s=0.3)
+Watchdog(health, run_dir.logs / "trainer.stacks").start()
+for step in range(10):  # longer than the timeout: progress keeps it alive
+    time.sleep(0.05)
+    health.progress(step=step)
+print("alive", flush=True)
+with health.waiting("batch 7 from the orchestrator"):
+    wait_for_a_batch_that_never_comes()
+"""
+
+BLOCKED_LOOP = """
+import asyncio, time
+import runtime.watchdog
+from runtime.health import Health
+from runtime.loop_lag import LoopLag
+from runtime.watchdog import Watchdog
+
+runtime.watchdog.BLOCKED_DUMP_S = 0.2
+
+def environment_that_blocks():
+    time.sleep(1.0)
+
+async def main():
+    lag = LoopLag()
+    probe = asyncio.create_task(lag.probe())
+    with Watchdog(Health("orchestrator", stall_timeout_s=2.0), loop_lag=lag):
+        await asyncio.sleep(0.2)
+        environment_that_blocks()
+        await asyncio.sleep(0.2)
+    probe.cancel()
+
+asyncio.run(main())
+"""
+
+
+def run_program(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=30)
+
+
+def test_stalled_process_dumps_its_stacks_and_exits_75(tmp_path: Path) -> None:
+    done = run_program(HANGS, str(tmp_path))
+    assert done.returncode == 75
+    assert done.stdout == "alive\n"
+    assert "trainer stalled: no progress for" in done.stderr
+    assert "waiting for batch 7 from the orchestrator" in done.stderr
+    assert "wait_for_a_batch_that_never_comes" in done.stderr
+    assert "wait_for_a_batch_that_never_comes" in (tmp_path / "logs" / "trainer.stacks").read_text()
+    assert "trainer stalled" in (tmp_path / "logs" / "trainer.log").read_text()
+
+
+def test_blocked_loop_is_dumped_once_and_the_process_lives() -> None:
+    done = run_program(BLOCKED_LOOP)
+    assert done.returncode == 0
+    assert done.stderr.count("environment_that_blocks") == 1
+    assert done.stderr.count("event loop blocked for") == 1
+
+
+def test_stopped_watchdog_watches_no_more() -> None:
+    health = Health("trainer", stall_timeout_s=0.2)
+    watchdog = Watchdog(health).start()
+    watchdog.stop()
+    watchdog.stop()
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:  # a watchdog that still lived would end this test process
+        time.sleep(0.05)
+
+
+def test_watchdog_that_was_never_started_can_be_stopped() -> None:
+    Watchdog(Health("trainer", stall_timeout_s=1.0)).stop()
+
+
+@pytest.fixture
+def warnings_seen() -> Iterator[list[str]]:
+    seen: list[str] = []
+    sink = logger.add(lambda message: seen.append(message.record["message"]), level="WARNING")
+    yield seen
+    logger.remove(sink)
+
+
+async def probe_until(lag: LoopLag, condition: Callable[[], bool]) -> None:
+    probe = asyncio.create_task(lag.probe())
+    for _ in range(400):
+        if condition():
+            break
+        await asyncio.sleep(TICK_S / 2)
+    else:
+        pytest.fail("the condition did not come true within ten seconds")
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
+
+
+async def test_blocking_code_is_measured_and_warned_of_once(warnings_seen: list[str]) -> None:
+    lag, blocks = LoopLag(), iter(range(3))
+
+    def block() -> bool:
+        if next(blocks, None) is None:
+            return True
+        time.sleep(0.2)
+        return False
+
+    await probe_until(lag, block)
+    assert lag.p99_s > 0.1
+    assert len(warnings_seen) == 1
+    assert "event loop lags" in warnings_seen[0]
+
+
+async def test_free_loop_is_not_warned_of(warnings_seen: list[str]) -> None:
+    now = [0.0]
+    lag = LoopLag(clock=lambda: now[0])
+    await probe_until(lag, lambda: len(lag._lags) >= 3)
+    assert lag.p99_s <= 0.0
+    assert warnings_seen == []
+
+
+async def test_block_is_visible_while_it_lasts_and_gone_with_the_probe() -> None:
+    now = [0.0]
+    lag = LoopLag(clock=lambda: now[0])
+    assert lag.blocked_s == 0.0
+    probe = asyncio.create_task(lag.probe())
+    await asyncio.sleep(0)
+    now[0] = 5.0
+    assert lag.blocked_s == pytest.approx(5.0 - TICK_S)
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
+    assert lag.blocked_s == 0.0
