@@ -1,7 +1,7 @@
 """`flaky-text`: `copy-text` whose scoring fails on purpose, at set rates: it raises, hangs, or returns NaN.
 
-Which rollouts fail is a pure function of the seed, the example and the reply, so that a run that is killed and restarted
-meets the same faults again, in whatever order its rollouts finish.
+Which rollouts fail is a pure function of the seed, the example and the reply, so that a run that is killed and
+restarted meets the same faults again, in whatever order its rollouts finish.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Fault(StrEnum):
     """The reward is not a number."""
 
 
-class PlannedFailure(RuntimeError):
+class PlannedError(RuntimeError):
     """Raised by scoring when the plan says so."""
 
 
@@ -73,11 +73,11 @@ class FlakyTextTask(TextTask, vf.Task[TextData, vf.State, FlakyTaskConfig]):
 
     @vf.reward
     async def exact_match(self, task: TextData, trace: vf.Trace) -> float:
-        """1 or 0 as in `copy-text`, NaN, late, or a `PlannedFailure`."""
+        """1 or 0 as in `copy-text`, NaN, late, or a `PlannedError`."""
         reply = last_reply(trace)
         match fault_of(self.config, task.id or "", reply):
             case Fault.RAISE:
-                raise PlannedFailure(f"scoring of {reply!r} for {task.id} fails on purpose")
+                raise PlannedError(f"scoring of {reply!r} for {task.id} fails on purpose")
             case Fault.NAN:
                 return math.nan
             case Fault.HANG:

@@ -28,9 +28,7 @@ def standings(distances: Sequence[int]) -> list[float]:
     others = len(distances) - 1
     if others < 1:
         raise ValueError("a race needs at least two runners")
-    return [
-        (sum(own > other for other in distances) + (distances.count(own) - 1) / 2) / others for own in distances
-    ]
+    return [(sum(own > other for other in distances) + (distances.count(own) - 1) / 2) / others for own in distances]
 
 
 class GroupRaceTask(TextTask):

@@ -1,4 +1,4 @@
-"""The tiny Qwen3: about 105k parameters, with everything a real one has (grouped queries, q/k norm, tied embeddings)."""
+"""The tiny Qwen3: 105k parameters, and everything a real one has (grouped queries, q/k norm, tied embeddings)."""
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

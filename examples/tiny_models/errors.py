@@ -1,8 +1,8 @@
 """What can go wrong while a tiny model is made.
 
 TinyModelError
-├── FolderTaken       the output folder holds something else
-└── WarmStartFailed   the target was not reached within the allowed steps
+├── FolderTakenError   the output folder holds something else
+└── WarmStartError     the target was not reached within the allowed steps
 """
 
 
@@ -10,9 +10,9 @@ class TinyModelError(Exception):
     """Base of this package's errors; the message is for the user."""
 
 
-class FolderTaken(TinyModelError):
+class FolderTakenError(TinyModelError):
     """The output folder exists and is not the model that was asked for."""
 
 
-class WarmStartFailed(TinyModelError):
+class WarmStartError(TinyModelError):
     """Supervised steps ran out before the sampled exact match reached its target."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from text_puzzle import PUZZLES
 from tiny_models.architecture import build_model
-from tiny_models.errors import FolderTaken
+from tiny_models.errors import FolderTakenError
 from tiny_models.recipe import Recipe
 from tiny_models.tokenizer import build_tokenizer
 from tiny_models.warm_start import Progress, warm_start
@@ -16,7 +16,7 @@ from tiny_models.warm_start import Progress, warm_start
 def make_folder(recipe: Recipe, out: Path, report: Callable[[Progress], None]) -> None:
     """Make the Hugging Face folder `out`. Does nothing if it is there already.
 
-    Raises `FolderTaken` if something else is, and `WarmStartFailed`; in both cases `out` is left as it was.
+    Raises `FolderTakenError` if something else is, and `WarmStartError`; in both cases `out` is left as it was.
     """
     if recipe.made(out):
         return
@@ -32,9 +32,9 @@ def make_folder(recipe: Recipe, out: Path, report: Callable[[Progress], None]) -
 
 
 def check_free(out: Path) -> None:
-    """Raises `FolderTaken` unless `out` is absent or an empty folder."""
+    """Raises `FolderTakenError` unless `out` is absent or an empty folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise FolderTaken(f"{out} exists and was made in another way; remove it or choose another --out")
+        raise FolderTakenError(f"{out} exists and was made in another way; remove it or choose another --out")
 
 
 def _build(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> None:
@@ -53,4 +53,4 @@ def _put_in_place(recipe: Recipe, building: Path, out: Path) -> None:
         building.rename(out)
     except OSError as error:
         if not recipe.made(out):  # a second maker of the same model may have been quicker: that is fine
-            raise FolderTaken(f"{out} appeared while the model was made: {error.strerror}") from error
+            raise FolderTakenError(f"{out} appeared while the model was made: {error.strerror}") from error

@@ -3,8 +3,8 @@
 The share of answers that would be sampled exactly right at temperature 1 needs no sampling: it is the mean probability
 of the right answer, which the training step has at hand.
 
-Shapes: B prompts, P prompt tokens, A answer tokens (the answer and the end marker), V vocabulary. All texts of a puzzle
-are equally long, so that nothing is padded.
+Shapes: B prompts, P prompt tokens, A answer tokens (the answer and the end marker). All texts of a puzzle are equally
+long, so that nothing is padded.
 """
 
 import random
@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from text_puzzle import TextPuzzle
-from tiny_models.errors import WarmStartFailed
+from tiny_models.errors import WarmStartError
 
 BATCH_SIZE = 64
 LEARNING_RATE = 2e-3
@@ -39,19 +39,19 @@ def warm_start(
 ) -> Iterator[Progress]:
     """Train `model` in place until its exact match is at least `target`; yields before every step and at the end.
 
-    The same seed gives the same weights. Raises `WarmStartFailed` after `MAX_STEPS`.
+    The same seed gives the same weights. Raises `WarmStartError` after `MAX_STEPS`.
     """
     numbers = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(MAX_STEPS + 1):
         texts = [puzzle.text(numbers.randrange(puzzle.num_texts)) for _ in range(BATCH_SIZE)]
-        logprobs_BA = answer_logprobs(model, *tokenize(tokenizer, puzzle, texts))
-        progress = Progress(step, -logprobs_BA.mean().item(), expected_exact_match(logprobs_BA))
+        logprobs = answer_logprobs(model, *tokenize(tokenizer, puzzle, texts))  # [B, A]
+        progress = Progress(step, -logprobs.mean().item(), expected_exact_match(logprobs))
         yield progress
         if progress.exact_match >= target:
             return
-        _descend(model, optimizer, -logprobs_BA.mean())
-    raise WarmStartFailed(f"{puzzle.name}: exact match did not reach {target} in {MAX_STEPS} supervised steps")
+        _descend(model, optimizer, -logprobs.mean())
+    raise WarmStartError(f"{puzzle.name}: exact match did not reach {target} in {MAX_STEPS} supervised steps")
 
 
 def tokenize(
@@ -64,16 +64,16 @@ def tokenize(
     return torch.tensor(prompts), torch.tensor(answers)
 
 
-def answer_logprobs(model: Qwen3ForCausalLM, prompts_BP: torch.Tensor, answers_BA: torch.Tensor) -> torch.Tensor:
-    """Log probability of every answer token after the prompt and the answer's tokens before it, [B, A]."""
-    inputs = torch.cat([prompts_BP, answers_BA[:, :-1]], dim=1)
-    logits_BAV = model(inputs, use_cache=False, logits_to_keep=answers_BA.shape[1]).logits
-    return logits_BAV.log_softmax(-1).gather(-1, answers_BA[..., None])[..., 0]
+def answer_logprobs(model: Qwen3ForCausalLM, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    """Log probability of every answer token [B, A] after its prompt [B, P] and the answer's tokens before it."""
+    inputs = torch.cat([prompts, answers[:, :-1]], dim=1)
+    logits: torch.Tensor = model(inputs, use_cache=False, logits_to_keep=answers.shape[1]).logits
+    return logits.log_softmax(-1).gather(-1, answers[..., None])[..., 0]
 
 
-def expected_exact_match(logprobs_BA: torch.Tensor) -> float:
-    """Mean probability of sampling the whole answer."""
-    return logprobs_BA.detach().sum(1).exp().mean().item()
+def expected_exact_match(logprobs: torch.Tensor) -> float:
+    """Mean probability of sampling the whole answer, from the log probabilities [B, A] of its tokens."""
+    return logprobs.detach().sum(1).exp().mean().item()
 
 
 def _descend(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:

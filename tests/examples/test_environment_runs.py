@@ -113,9 +113,7 @@ async def test_group_race_scores_as_many_siblings_as_the_orchestrator_asks_for(m
         group = rollouts(await env.run(request(env, group_size=6)))
     lengths = [rollout.num_sampled_tokens for rollout in group]
     assert len(set(lengths)) > 1, "siblings must be sampled with different seeds"
-    expected = {
-        length: sum((length > other) + (length == other) / 2 for other in lengths) - 0.5 for length in lengths
-    }
+    expected = {length: sum((length > other) + (length == other) / 2 for other in lengths) - 0.5 for length in lengths}
     assert [rollout.reward * 5 for rollout in group] == pytest.approx([expected[length] for length in lengths])
     assert all(rollout.metrics["exact_match"] == (rollout.num_sampled_tokens == 6) for rollout in group)
 
@@ -123,9 +121,7 @@ async def test_group_race_scores_as_many_siblings_as_the_orchestrator_asks_for(m
 async def test_flaky_rollouts_fail_alike_in_two_runs(model: Tokenizer) -> None:
     async def fates() -> list[str]:
         faults = {"raise_rate": 0.3, "nan_rate": 0.3}
-        async with running(
-            model, lambda prompt, seed: f"reply {seed}", id="flaky-text", args={"task": faults}
-        ) as env:
+        async with running(model, lambda prompt, seed: f"reply {seed}", id="flaky-text", args={"task": faults}) as env:
             results = [(await env.run(request(env, index=index)))[0] for index in range(30)]
         return [result.reason.value if isinstance(result, Failure) else str(result.reward) for result in results]
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from text_puzzle import COPY, REVERSE, TextPuzzle
 from tiny_models.architecture import build_model
-from tiny_models.errors import FolderTaken, WarmStartFailed
+from tiny_models.errors import FolderTakenError, WarmStartError
 from tiny_models.folder import make_folder
 from tiny_models.recipe import RECIPE_FILE, Recipe
 from tiny_models.warm_start import MAX_STEPS, Progress, answer_logprobs, expected_exact_match, tokenize, warm_start
@@ -98,7 +98,7 @@ def test_expected_match_is_the_rate_at_which_samples_are_right(tokenizer: PreTra
 def test_unreachable_target_is_an_error(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_STEPS >= 200
     monkeypatch.setattr("tiny_models.warm_start.MAX_STEPS", 3)
-    with pytest.raises(WarmStartFailed, match=r"copy-text: exact match did not reach 0.99 in 3 supervised steps"):
+    with pytest.raises(WarmStartError, match=r"copy-text: exact match did not reach 0.99 in 3 supervised steps"):
         trained(COPY, 0.99, 0, tokenizer)
 
 
@@ -110,14 +110,14 @@ def test_complete_folder_is_left_alone(random_folder: Path) -> None:
 
 def test_folder_of_another_recipe_is_not_overwritten(random_folder: Path) -> None:
     before = digest(random_folder)
-    with pytest.raises(FolderTaken, match="made in another way"):
+    with pytest.raises(FolderTakenError, match="made in another way"):
         make_folder(Recipe("copy-text", warm_start=0.0, seed=9), random_folder, ignore)
     assert digest(random_folder) == before
 
 
 def test_folder_of_unknown_origin_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FolderTaken, match="remove it or choose another"):
+    with pytest.raises(FolderTakenError, match="remove it or choose another"):
         make_folder(RANDOM, tmp_path, ignore)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
