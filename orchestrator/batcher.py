@@ -78,7 +78,7 @@ class CutWriter:
         """Save rollouts, ledger and state; the batch that may now be stored. Safe to repeat. Raises `OSError`."""
         batch = build(self._run_id, cut)
         self._rollout_log.write(cut)
-        self._ledger.flush(sync=True)
+        self._ledger.flush()
         state = CutState(run_id=self._run_id, order=self._order, step=cut.step, begin=self.cursor, end=cut.cursor)
         save_state(self._state_path, state)
         return batch

@@ -1,12 +1,13 @@
 """`Ledger`: what became of every rollout that was ever dispatched, append-only, in `ledger/rollouts.jsonl`.
 
-Lines are buffered; `flush` writes them, `flush(sync=True)` makes them durable. At a cut the ledger is made durable
-*before* the batch (see `state.py` for why), so a durable batch always has its lines here.
+A dispatch is written at once, so that after a kill -9 the ledger knows what was in flight; `flush` makes it durable.
+At a cut the ledger is made durable *before* the batch (`state.py` says why): a durable batch always has its lines here.
 """
 
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -39,8 +40,10 @@ class Ledger:
             self.cancelled(cursor, CancelReason.RESTART)
 
     def dispatched(self, ticket: Ticket) -> None:
-        """A group was started."""
+        """A group was started. A disk that refuses is reported at the next cut: the line is kept until then."""
         self._pending.append(Dispatched(ticket.seq, ticket.key.id, ticket.size))
+        with suppress(OSError):
+            self._write()
 
     def settled(self, cut: Cut) -> None:
         """A batch is about to become durable: the fates of all groups up to its end."""
@@ -51,17 +54,19 @@ class Ledger:
         """Nothing from position `cursor` on was used."""
         self._pending.append(Cancelled(cursor, reason))
 
-    def flush(self, *, sync: bool) -> None:
-        """Write everything recorded so far. After an `OSError` the file is as before and the lines are kept."""
+    def flush(self) -> None:
+        """Make everything recorded so far durable. After an `OSError` nothing is lost: call it again."""
+        self._write()
+        os.fsync(self._descriptor)  # outside the lock: a dispatch must not wait for the disk
+
+    def _write(self) -> None:
         with self._lock:
             records = self._pending[:]
             data = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
             try:
                 _write_at(self._descriptor, data, self._size)
-                if sync:
-                    os.fsync(self._descriptor)
             except OSError:
-                os.ftruncate(self._descriptor, self._size)
+                os.ftruncate(self._descriptor, self._size)  # no half line stays
                 raise
             self._size += len(data)
             del self._pending[: len(records)]
@@ -69,7 +74,7 @@ class Ledger:
     def close(self) -> None:
         """Write what is left. Idempotent."""
         if self._descriptor >= 0:
-            self.flush(sync=True)
+            self.flush()
             os.close(self._descriptor)
             self._descriptor = -1
 

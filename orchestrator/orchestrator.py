@@ -13,7 +13,7 @@
 | batcher   | complete batches       | durable batch N | head of the line; < `max_ahead` | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
 | policy    | weight announcements   | live version    | every engine verified           | an engine's reply; retries  |
-| pulse     | recorded lines         | written ledger  | a second to pass                | the clock                   |
+| pulse     | what this side awaits  | news for ranks  | a second to pass                | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
 plus less than a group per batch (`admission.py`); untrained batches <= `max_ahead`.
@@ -52,7 +52,7 @@ from transport.outbox import Outbox
 from transport.server import BatchServer
 
 PULSE_S = 1.0
-"""Seconds between two writes of the ledger outside of cuts."""
+"""Seconds between two updates of what ranks are told that this side waits for."""
 LINGER_POLL_S = 0.05
 
 
@@ -185,14 +185,10 @@ class Orchestrator:
         logger.info("all {} steps are trained and committed", last_step)
 
     async def _pulse(self) -> None:
-        """Write the ledger, and let waiting ranks know what this side waits for."""
+        """Let waiting ranks know what this side waits for."""
         while True:
-            await asyncio.sleep(PULSE_S)
             self._server.waiting_for = self._health.waits
-            try:
-                await asyncio.to_thread(self._ledger.flush, sync=False)
-            except OSError as error:
-                logger.debug("the ledger is written at the next cut: {}", error)
+            await asyncio.sleep(PULSE_S)
 
     def _close_ledger(self) -> None:
         finished = self._server.outbox.next_step > self._config.max_steps
