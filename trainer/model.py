@@ -26,8 +26,9 @@ class Policy(nn.Module):
 
     def __init__(self, causal_lm: PreTrainedModel, compute_dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.causal_lm = causal_lm.eval()
+        self.causal_lm = causal_lm
         self.compute_dtype = compute_dtype
+        self.eval()
 
     def forward(self, batch: MicroBatch) -> TokenScores:
         """Scores of the trained tokens, in row order. The micro batch must be on the device of the model."""

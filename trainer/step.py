@@ -119,12 +119,10 @@ def _guarded_step(
     norm = _total_norm(parameters)
     grad_norm = float(norm)
     is_finite = math.isfinite(grad_norm) and all(map(math.isfinite, losses.values()))
-    if _agreed(is_finite):
+    stepped = _agreed(is_finite)
+    if stepped:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         optimizer.step()
-        stepped = True
-    else:
-        stepped = False
     optimizer.zero_grad(set_to_none=True)
     return grad_norm, stepped
 

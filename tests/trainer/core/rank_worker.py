@@ -86,19 +86,26 @@ def run_rank(me: Rank) -> None:
 
 def _work(me: Rank) -> None:
     mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
-    policy = shard_policy(
-        load_policy(ModelConfig(path=me.model_path, seq_len=SEQ_LEN), CPU), mesh, reshard_after_forward=True
-    )
+    config = ModelConfig(path=me.model_path, seq_len=SEQ_LEN)
+    policy = shard_policy(load_policy(config, CPU), mesh, reshard_after_forward=True)
     verify_packing(policy, CPU)
     results: dict[str, object] = {}
     for name, scenario in SCENARIOS.items():
-        recorder = GradientRecorder(policy)
-        report = train_scenario(policy, recorder, scenario, me.rank, me.world_size)
-        results[name] = {"loss": report.loss, "grad_norm": report.grad_norm, "metrics": report.metrics}
-        if me.rank == 0:
-            save_file(recorder.gradients, me.out / f"{name}.safetensors")
+        results[name] = _record(policy, scenario, name, me)
+    half = load_policy(config.model_copy(update={"dtype": "bfloat16"}), CPU)
+    results["bfloat16"] = _record(
+        shard_policy(half, mesh, reshard_after_forward=False), SCENARIOS["packed"], "bfloat16", me
+    )
     results["poisoned"] = _poisoned_step(policy, me)
     (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
+
+
+def _record(policy: Policy, scenario: Scenario, name: str, me: Rank) -> dict[str, object]:
+    recorder = GradientRecorder(policy)
+    report = train_scenario(policy, recorder, scenario, me.rank, me.world_size)
+    if me.rank == 0:
+        save_file(recorder.gradients, me.out / f"{name}.safetensors")
+    return {"loss": report.loss, "metrics": report.metrics}
 
 
 def _poisoned_step(policy: Policy, me: Rank) -> dict[str, object]:

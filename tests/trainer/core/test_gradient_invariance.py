@@ -1,4 +1,7 @@
-"""The gradient is that of the mean over the global batch, whatever the split over ranks, micro batches, order, padding."""
+"""The gradient is that of the mean over the global batch, however it is split over ranks, micro batches and rows.
+
+Each scenario on a plain process and on groups of 1, 2 and 4 real ranks, against a float64 reference without our code.
+"""
 
 import pytest
 import torch
@@ -68,3 +71,13 @@ def test_a_nan_on_one_rank_stops_every_rank_from_stepping_and_leaves_no_trace(ra
     outcomes = [rank_run.results(rank)["poisoned"] for rank in range(rank_run.world_size)]
     expected = {"stepped": False, "unchanged": True, "stepped_after": True, "changed_after": True}
     assert outcomes == [expected] * rank_run.world_size
+
+
+@pytest.mark.integration
+def test_bfloat16_ranks_reduce_in_float32_and_come_near_the_reference(
+    rank_run: RankRun, references: References
+) -> None:
+    _, expected = references["mixed"]
+    gradients = rank_run.gradients("bfloat16")
+    assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
+    assert 1e-5 < relative_error(gradients, expected) < 0.1

@@ -1,0 +1,162 @@
+"""One optimizer step: metrics against the reference, clipping, accounting, and batches that must not be stepped on."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.core.rank_worker import NO_CLIP, GradientRecorder, micro_batches_of, train_scenario
+from tests.trainer.core.reference import load_reference, sample_logprobs
+from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario, batch_of
+from tests.trainer.core.tiny import ENV_NAMES, make_sample
+from trainer.config import DppoLossConfig
+from trainer.errors import PlanError
+from trainer.losses.factory import make_loss
+from trainer.micro_batch import MicroBatch
+from trainer.model import Policy
+from trainer.packing import pack
+from trainer.step import StepReport, StepSettings, train_mini_batch
+from transport.tensor import EncodedTensor
+
+LOSS = make_loss(DppoLossConfig())
+
+
+def weights(policy: Policy) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in policy.parameters()]
+
+
+def step(policy: Policy, batches: list[MicroBatch], max_grad_norm: float = NO_CLIP, lr: float = 1.0) -> StepReport:
+    optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
+    return train_mini_batch(policy, optimizer, batches, LOSS, StepSettings(ENV_NAMES, max_grad_norm, SEQ_LEN))
+
+
+@pytest.fixture(scope="module")
+def expected_tokens(model_path) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
+    """Per trained token of the mixed batch, by the plain reference: env, entropy, ratio, mismatch_kl."""
+    model = load_reference(model_path)
+    columns: dict[str, list[np.ndarray]] = {"env": [], "entropy": [], "ratio": [], "mismatch_kl": []}
+    with torch.no_grad():
+        for sample in batch_of("mixed"):
+            logprobs, entropies = sample_logprobs(model, sample, SEQ_LEN)
+            mask = sample.loss_mask.numpy()[1:SEQ_LEN]
+            log_ratio = logprobs.numpy()[mask] - sample.logprobs.numpy()[1:SEQ_LEN][mask]
+            columns["env"].append(np.full(mask.sum(), sample.env_name))
+            columns["entropy"].append(entropies.numpy()[mask])
+            columns["ratio"].append(np.exp(log_ratio))
+            columns["mismatch_kl"].append(np.exp(log_ratio) - 1 - log_ratio)
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
+
+
+@pytest.mark.parametrize("metric", ["entropy", "ratio", "mismatch_kl"])
+def test_token_metrics_equal_the_reference(metric: str, policy: Policy, expected_tokens: dict[str, np.ndarray]) -> None:
+    report = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], 0, 1)
+    for key in ("all", *ENV_NAMES):
+        chosen = expected_tokens[metric][(expected_tokens["env"] == key) | (key == "all")]
+        for kind, value in (
+            ("mean", chosen.mean()),
+            ("std", chosen.std()),
+            ("min", chosen.min()),
+            ("max", chosen.max()),
+        ):
+            assert report.metrics[f"{metric}/{key}/{kind}"] == pytest.approx(value, rel=1e-4, abs=1e-5), (key, kind)
+
+
+def test_sample_metrics_come_from_the_samples(policy: Policy) -> None:
+    samples = batch_of("mixed")
+    metrics = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], 0, 1).metrics
+    lengths = [min(sample.num_tokens, SEQ_LEN) for sample in samples]
+    assert metrics["length/all/mean"] == pytest.approx(np.mean(lengths))
+    assert metrics["length/all/max"] == SEQ_LEN
+    assert metrics["reward/all/mean"] == pytest.approx(np.mean([sample.reward for sample in samples]))
+    copy = [sample.advantages for sample in samples if sample.env_name == "copy"]
+    assert metrics["advantage/copy/std"] == pytest.approx(np.std(copy), rel=1e-5)
+    trained = [int(sample.loss_mask.numpy()[:SEQ_LEN].sum()) for sample in samples]
+    assert metrics["trained_length/all/mean"] == pytest.approx(np.mean(trained))
+
+
+def test_accounting_leaves_out_padding_and_dummies(policy: Policy) -> None:
+    batches = [*micro_batches_of(Scenario("mixed", pad_multiple=16), 0, 1), pack([], [], [], SEQ_LEN)]
+    report = step(policy, batches)
+    samples = batch_of("mixed")
+    lengths = [min(sample.num_tokens, SEQ_LEN) for sample in samples]
+    assert report.metrics["tokens/local"] == report.metrics["tokens/global"] == sum(lengths)
+    assert report.metrics["samples/local"] == len(samples)
+    assert report.metrics["loss_tokens/local"] == sum(int(s.loss_mask.numpy()[:SEQ_LEN].sum()) for s in samples)
+    assert report.metrics["micro_batches/local"] == len(batches) - 1 == report.accounting.num_micro_batches
+    assert report.metrics["micro_batch_tokens/max"] == max(batch.num_tokens for batch in batches) <= SEQ_LEN
+    assert report.metrics["micro_batch_max_tokens"] == SEQ_LEN
+
+
+def test_the_gradient_is_clipped_to_the_norm_and_reported_before_clipping(policy: Policy) -> None:
+    before = weights(policy)
+    report = step(policy, micro_batches_of(SCENARIOS["packed"], 0, 1), max_grad_norm=0.01)
+    moved = torch.stack([(a - b).norm() for a, b in zip(before, weights(policy), strict=True)]).norm()
+    assert report.grad_norm > 0.1
+    assert float(moved) == pytest.approx(0.01, rel=1e-3)
+    assert report.metrics["grad_norm"] == report.grad_norm
+
+
+def test_no_gradient_is_left_behind_and_none_is_carried_in(policy: Policy) -> None:
+    batches = micro_batches_of(SCENARIOS["packed"], 0, 1)
+    for parameter in policy.parameters():
+        parameter.grad = torch.full_like(parameter, 100.0)
+    polluted = step(policy, batches, lr=0.0)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+    assert step(policy, batches, lr=0.0).grad_norm == polluted.grad_norm
+
+
+def test_training_lowers_the_loss(policy: Policy) -> None:
+    batches = micro_batches_of(SCENARIOS["packed"], 0, 1)
+    first = step(policy, batches, max_grad_norm=1.0, lr=0.02).loss
+    for _ in range(4):
+        last = step(policy, batches, max_grad_norm=1.0, lr=0.02).loss
+    assert last < first
+
+
+def test_the_same_step_twice_is_bit_equal(policy: Policy) -> None:
+    batches = micro_batches_of(SCENARIOS["three components"], 0, 1)
+    first, second = GradientRecorder(policy), GradientRecorder(policy)
+    settings = StepSettings(ENV_NAMES, NO_CLIP, SEQ_LEN)
+    reports = [train_mini_batch(policy, recorder, batches, LOSS, settings) for recorder in (first, second)]
+    assert reports[0].metrics == reports[1].metrics
+    assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in first.gradients)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "advantages"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_stops_the_step(policy: Policy, field: str, value: float) -> None:
+    before = weights(policy)
+    batches = micro_batches_of(SCENARIOS["packed"], 0, 1)
+    poisoned = getattr(batches[-1].loss_tokens, field).clone()
+    poisoned[1] = value
+    batches[-1] = replace(batches[-1], loss_tokens=replace(batches[-1].loss_tokens, **{field: poisoned}))
+    assert not step(policy, batches).stepped
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(policy), strict=True))
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_supervised_micro_batches_leave_out_ratio_metrics_and_report_their_own_loss(policy: Policy) -> None:
+    zeros, ones = (EncodedTensor.of(np.full(10, value, dtype=np.float32)) for value in (0, 1))
+    sample = make_sample(0, 10, np.random.default_rng(0), rl_weights=zeros, ce_weights=ones)
+    metrics = step(policy, [pack([sample], [0], [0], SEQ_LEN)]).metrics
+    assert not [key for key in metrics if key.startswith(("ratio", "mismatch_kl", "is_masked", "loss/rl"))]
+    assert metrics["loss/ce"] == metrics["loss"] > 0
+    assert "entropy/all/mean" in metrics
+
+
+def test_masks_reported_are_those_the_loss_used(policy: Policy) -> None:
+    """Raising every behaviour logprob to 0 makes every token of a negative advantage fall by nearly 1."""
+    rng = np.random.default_rng(0)
+    certain = EncodedTensor.of(np.zeros(10, dtype=np.float32))
+    samples = [make_sample(0, 10, rng, logprobs=certain, advantages=-1.0), make_sample(1, 10, rng, advantages=0.0)]
+    metrics = step(policy, [pack(samples, [0, 1], [0, 1], SEQ_LEN)]).metrics
+    assert metrics["is_masked_low/copy/mean"] == metrics["is_masked/copy/mean"] > 0.5
+    assert metrics["is_masked_high/all/max"] == metrics["is_masked/reverse/max"] == 0
+
+
+def test_a_mini_batch_whose_trained_tokens_were_all_cut_off_is_refused(policy: Policy) -> None:
+    sample = make_sample(0, 20, np.random.default_rng(0))
+    with pytest.raises(PlanError, match=r"none of the 1 samples has a trained token within seq_len"):
+        step(policy, [pack([sample], [0], [0], seq_len=10)])
