@@ -185,7 +185,9 @@ class GatewayDriver:
     ) -> list[Rollout | Failure]:
         expected = request.group_size if self._scores_jointly else 1
         failed = _episode_failure(episode, sessions)
-        traces = [trace for trace in episode.traces if trace.agent.trainable]
+        # Episodes list traces as they finished; sessions are in the order of the siblings, whatever their speed.
+        finished = {trace.id: trace for trace in episode.traces if trace.agent.trainable}
+        traces = [finished[trace_id] for trace_id in sessions if trace_id in finished]
         if failed is None and len(traces) != expected:
             message = (
                 f"the episode has {len(traces)} trainable traces, expected {expected}: an Env that plays several "
