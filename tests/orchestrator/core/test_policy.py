@@ -1,0 +1,177 @@
+"""The live version: announced, applied, verified; a failure leaves the old one in service."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator import policy as policy_module
+from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.policy import Policy
+from runtime.errors import PeerLostError, UserError
+from runtime.health import Health
+from transport.generation import ServedWeights
+from transport.progress import PublishedWeights
+
+
+class Announcements:
+    """Implements `WeightSource`."""
+
+    def __init__(self, weights: PublishedWeights | None = None) -> None:
+        self.weights = weights
+        self._changed = asyncio.Event()
+
+    def announce(self, version: int) -> None:
+        self.weights = published(version)
+        self._changed.set()
+
+    async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
+        while self.weights is None or self.weights == seen:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.weights
+
+
+class FlakyEngine(ScriptedEngine):
+    """Refuses, disagrees or hangs as told; remembers which versions it was asked for."""
+
+    def __init__(self, weights: ServedWeights | None = None) -> None:
+        super().__init__(16, 0, weights=weights)
+        self.asked: list[int] = []
+        self.num_refusals = 0
+        self.before_apply: Callable[[], None] = lambda: None
+        self.hangs = False
+        self.disagrees = False
+
+    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
+        self.asked.append(version)
+        self.before_apply()
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise EngineError("the shard is torn")
+        await super().apply_weights(manifest_path, version, digest)
+        self.disagrees = False
+
+    async def served(self) -> ServedWeights:
+        if self.disagrees:
+            raise EngineError("the engines serve versions 0 and 3")
+        return await super().served()
+
+
+def published(version: int) -> PublishedWeights:
+    return PublishedWeights(version=version, manifest_path=f"v{version}", digest=f"digest-{version}")
+
+
+def make_policy(engine: FlakyEngine, source: Announcements, live: list[int] | None = None) -> Policy:
+    """`live` collects the version at each call of `on_live`."""
+    seen = [] if live is None else live
+    policy = Policy(
+        engine, source, Health("orchestrator", 60), update_timeout_s=0.2, on_live=lambda: seen.append(policy.live)
+    )
+    return policy
+
+
+async def follow(policy: Policy, until: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(policy.run())
+        while True:
+            await asyncio.sleep(0.005)
+            if until():
+                break
+        loop.cancel()
+
+
+async def start(policy: Policy, newest_batch: int = 10, timeout_s: float = 5.0) -> None:
+    await policy.start(newest_batch=newest_batch, timeout_s=timeout_s)
+
+
+async def test_engines_that_serve_the_announced_version_are_left_alone() -> None:
+    engine = FlakyEngine(ServedWeights(version=3, digest="digest-3"))
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked) == (3, [])
+
+
+async def test_a_restarted_engine_gets_the_announced_version_before_anything_else() -> None:
+    engine = FlakyEngine()
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked, engine.weights.version) == (3, [3], 3)
+
+
+async def test_another_digest_of_the_same_version_is_replaced() -> None:
+    engine = FlakyEngine(ServedWeights(version=3, digest="of another lineage"))
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert engine.asked == [3]
+
+
+async def test_engines_that_disagree_all_get_the_announced_version() -> None:
+    engine = FlakyEngine()
+    engine.disagrees = True
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked) == (3, [3])
+
+
+async def test_a_version_whose_announcement_was_lost_is_kept_but_not_counted() -> None:
+    engine = FlakyEngine(ServedWeights(version=4, digest="digest-4"))
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked) == (3, [])
+
+
+async def test_weights_of_another_run_are_refused() -> None:
+    engine = FlakyEngine(ServedWeights(version=4, digest="x"))
+    with pytest.raises(UserError, match="serve version 4 but the run has only made 0 batches"):
+        await start(make_policy(engine, Announcements()), newest_batch=0)
+
+
+async def test_engines_that_never_take_the_weights_end_the_start() -> None:
+    engine = FlakyEngine()
+    engine.num_refusals = 1000
+    with pytest.raises(PeerLostError, match=r"within 0\.3 s"):
+        await start(make_policy(engine, Announcements(published(1))), timeout_s=0.3)
+
+
+async def test_engines_that_disagree_without_an_announcement_end_the_start() -> None:
+    engine = FlakyEngine()
+    engine.disagrees = True
+    with pytest.raises(PeerLostError, match="versions 0 and 3"):
+        await start(make_policy(engine, Announcements()))
+
+
+async def test_a_refused_version_is_retried_and_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    engine, source, live = FlakyEngine(), Announcements(), list[int]()
+    policy = make_policy(engine, source, live)
+    engine.num_refusals = 3
+    versions_while_trying = []
+    engine.before_apply = lambda: versions_while_trying.append(policy.live)
+    source.announce(1)
+    await follow(policy, lambda: policy.live == 1)
+    assert versions_while_trying == [0, 0, 0, 0]
+    assert live == [1]
+
+
+async def test_versions_in_between_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    engine.num_refusals = 1
+    engine.before_apply = lambda: source.announce(5)
+    source.announce(1)
+    await follow(policy, lambda: policy.live == 5)
+    assert engine.asked == [1, 5]
+
+
+async def test_an_engine_that_hangs_is_given_up_after_its_deadline() -> None:
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    engine.hangs = True
+    source.announce(1)
+    await follow(policy, lambda: len(engine.asked) >= 2)
+    assert policy.live == 0

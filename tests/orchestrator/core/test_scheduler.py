@@ -1,0 +1,208 @@
+"""Scheduler, collector and the border where results come in."""
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+from orchestrator import scheduler as scheduler_module
+from orchestrator.acceptance import accept
+from orchestrator.admission import AdmissionRule
+from orchestrator.advantages import make_advantage
+from orchestrator.collector import Collector
+from orchestrator.config import EnvConfig, GrpoAdvantageConfig
+from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.examples import EnvShare, ExampleOrder
+from orchestrator.filters import FailureGuard, SignalGuard
+from orchestrator.ledger import Ledger
+from orchestrator.lineup import Lineup
+from orchestrator.rollout import Failure, FailureReason, Rollout
+from orchestrator.scheduler import EnvSlot, Scheduler
+from runtime.health import Health
+from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
+from tests.orchestrator.core.toys import ToyEnv
+from transport.generation import ServedWeights
+
+
+class GatedEnv(ToyEnv):
+    """Every rollout waits until the gate opens."""
+
+    def __init__(self, engine: ScriptedEngine, *, scores_jointly: bool = False) -> None:
+        super().__init__(engine, scores_jointly=scores_jointly)
+        self.gate = asyncio.Event()
+        self.num_running = 0
+        self.num_cancelled = 0
+
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        self.num_running += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_running -= 1
+        return await super().run(request)
+
+
+class Bench:
+    """A scheduler with everything that it needs, and nothing else."""
+
+    def __init__(self, folder: Path, adapter: EnvAdapter, *, max_in_flight: int = 12, group_size: int = 4) -> None:
+        self.lineup = Lineup(batch_size=8, next_step=1, cursor=0)
+        self.live = 0
+        collector = Collector(
+            self.lineup,
+            Ledger(folder / "ledger.jsonl", 0),
+            make_advantage(GrpoAdvantageConfig()),
+            FailureGuard(1.0, 10_000),
+            SignalGuard(10_000),
+            on_final=lambda: None,
+        )
+        config = EnvConfig(id="toy", group_size=group_size, rollout_timeout_s=0.05)
+        self.health = Health("orchestrator", 60)
+        self.scheduler = Scheduler(
+            {"toy": EnvSlot(config, adapter)},
+            ExampleOrder(0, [EnvShare("toy", len(adapter.examples), 1.0)]),
+            AdmissionRule(8, group_size, max_staleness=2, max_in_flight=max_in_flight, max_steps=100),
+            collector,
+            lambda: self.live,
+            seed=0,
+            health=self.health,
+        )
+
+    async def run_until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            loop = tasks.create_task(self.scheduler.run())
+            while True:
+                await asyncio.sleep(0.002)
+                if condition():
+                    break
+            loop.cancel()
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(str(message)), format="{level} {message}", level="DEBUG")
+    yield lines
+    logger.remove(handler)
+
+
+async def test_no_more_rollouts_run_than_allowed(tmp_path: Path) -> None:
+    env = GatedEnv(ScriptedEngine(16, 0))
+    bench = Bench(tmp_path, env, max_in_flight=10)
+    await bench.run_until(lambda: env.num_running == 8 and "free rollout slot" in bench.health.waits)
+    assert bench.scheduler.in_flight == 8, "10 slots hold two groups of 4"
+
+
+async def test_cancelling_the_scheduler_cancels_every_rollout(tmp_path: Path) -> None:
+    env = GatedEnv(ScriptedEngine(16, 0))
+    bench = Bench(tmp_path, env)
+    await bench.run_until(lambda: env.num_running == 12)
+    assert (env.num_running, env.num_cancelled) == (0, 12)
+
+
+async def test_a_new_version_lets_waiting_groups_through(tmp_path: Path) -> None:
+    engine = ScriptedEngine(16, 0)
+    bench = Bench(tmp_path, ToyEnv(engine))
+
+    def waits_for_version_1() -> bool:
+        return "policy version 1 from the trainer (0 is live)" in bench.health.waits
+
+    def publish() -> bool:
+        if waits_for_version_1():
+            engine.weights = ServedWeights(version=1, digest="")
+            bench.live = 1
+            bench.scheduler.notify()
+        return "policy version 2 from the trainer (1 is live)" in bench.health.waits
+
+    await bench.run_until(publish)
+    assert len(bench.lineup.cuts) == 4
+    assert bench.scheduler.waited_for_policy_s > 0
+
+
+async def test_a_joint_group_is_one_request_and_all_its_slots(tmp_path: Path) -> None:
+    env = GatedEnv(ScriptedEngine(16, 0), scores_jointly=True)
+    bench = Bench(tmp_path, env, max_in_flight=8)
+    await bench.run_until(lambda: env.num_running == 2)
+    assert bench.scheduler.in_flight == 8
+
+
+async def test_each_failure_is_logged_once_and_the_group_only_counts(tmp_path: Path, log_lines: list[str]) -> None:
+    def fail_first(request: RolloutRequest) -> Failure | None:
+        return ENV_ERROR if request.index == 0 else None
+
+    env = ToyEnv(ScriptedEngine(16, 0), fault=fail_first)
+    bench = Bench(tmp_path, env)
+    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+    first = env.requests[0].group_id
+    failures = [line for line in log_lines if f"{first}#" in line]
+    assert failures == [f"WARNING rollout {first}#0 failed: env_error: boom\n"]
+    final = [line for line in log_lines if f"group {first} is final" in line]
+    assert len(final) == 1
+    assert "3 of 4 rollouts came back" in final[0]
+    assert "boom" not in final[0]
+
+
+async def test_an_adapter_that_raises_costs_its_rollout_only(tmp_path: Path, log_lines: list[str]) -> None:
+    def raise_first(request: RolloutRequest) -> Failure | None:
+        if request.index == 0:
+            raise ValueError("a bug in the adapter")
+        return None
+
+    bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0), fault=raise_first))
+    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+    assert any("env_error: ValueError: a bug in the adapter" in line for line in log_lines)
+
+
+async def test_an_adapter_that_ignores_its_deadline_is_cut_off(
+    tmp_path: Path, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_module, "DEADLINE_GRACE_S", 0.05)
+    env = GatedEnv(ScriptedEngine(16, 0))
+    bench = Bench(tmp_path, env)
+    await bench.run_until(lambda: env.num_cancelled >= 12)
+    assert any("env_timeout: no result" in line for line in log_lines)
+
+
+def test_results_of_the_wrong_number_are_all_failures() -> None:
+    results = accept([make_rollout()], 3, version=0)
+    assert [result.reason for result in results if isinstance(result, Failure)] == [FailureReason.ENV_ERROR] * 3
+
+
+def test_a_rollout_of_an_older_policy_than_was_live_is_stale() -> None:
+    fresh, old = accept([make_rollout(version=4), make_rollout(version=3)], 2, version=4)
+    assert isinstance(fresh, Rollout)
+    assert isinstance(old, Failure)
+    assert (old.reason, old.message) == (
+        FailureReason.STALE,
+        "sampled by policy version 3, but 4 was live at dispatch",
+    )
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_a_failure(reward: float) -> None:
+    (result,) = accept([make_rollout(reward)], 1, version=0)
+    assert isinstance(result, Failure)
+    assert result.reason is FailureReason.INVALID_REWARD
+
+
+def test_a_rollout_without_a_sampled_token_is_a_failure() -> None:
+    (result,) = accept([make_rollout(length=0)], 1, version=0)
+    assert isinstance(result, Failure)
+    assert result.reason is FailureReason.INVALID_RESPONSE
+
+
+def test_failures_pass_as_they_are() -> None:
+    assert accept([ENV_ERROR], 1, version=9) == [ENV_ERROR]
+
+
+def test_sound_rollouts_pass_untouched() -> None:
+    rollout = dataclasses.replace(make_rollout(0.5), is_truncated=True)
+    assert accept([rollout], 1, version=0)[0] is rollout
