@@ -1,0 +1,288 @@
+"""Peers that send garbage, floods or other versions get nothing, harm nobody, and are named in one log line."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import zmq
+from loguru import logger
+
+from tests.conftest import Poll
+from tests.transport.samples import RUN, make_batch
+from tests.transport.served import Served
+from transport.client import BatchClient
+from transport.codec import decode_server_message, encode, int32
+from transport.errors import CorruptFrame, PeerTimeout, SchemaMismatch
+from transport.limits import Limits
+from transport.manifest import SCHEMA_VERSION
+from transport.messages import (
+    Failure,
+    GetManifest,
+    GetSamples,
+    Hello,
+    Manifest,
+    Ping,
+    Refusal,
+    Samples,
+    Stranger,
+    Trained,
+    Welcome,
+)
+from transport.outbox import Outbox
+from transport.rejections import Reason, Rejections
+from transport.tensor import EncodedTensor
+
+Reply = Callable[[int], list[bytes]]
+HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=1, last_committed=0)
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logger.add(lambda line: lines.append(str(line)), level="WARNING")
+    yield lines
+    logger.remove(handler)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(Outbox(tmp_path, RUN), park_s=0.1) as served:
+        served.call(served.server.publish(make_batch(1)))
+        yield served
+
+
+@pytest.fixture
+def peer(served: Served) -> Iterator[zmq.Socket[bytes]]:
+    """A bare DEALER, as hostile as the test makes it."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.rcvtimeo = 5000
+        socket.connect(served.endpoint)
+        yield socket
+
+
+def ask(peer: zmq.Socket[bytes], message: msgspec.Struct) -> object:
+    peer.send(encode(message))
+    return decode_server_message(peer.recv_multipart()[0])
+
+
+def assert_serves(served: Served) -> None:
+    with BatchClient(served.endpoint, RUN, connect_timeout_s=10, lost_timeout_s=10) as client:
+        assert len(client.samples(1, range(8))) == 8
+
+
+def test_garbage_is_counted_logged_once_and_dropped(
+    served: Served, peer: zmq.Socket[bytes], log: list[str], eventually: Poll
+) -> None:
+    noise = random.Random(1)
+    for _ in range(500):
+        peer.send(noise.randbytes(noise.randrange(100)))
+        peer.send_multipart([noise.randbytes(3) for _ in range(noise.randrange(2, 5))])
+    eventually(lambda: served.server.rejections().get("garbage") == 1000)
+    assert_serves(served)
+    assert [line.count("rejected garbage from 127.0.0.1") for line in log] == [1]
+
+
+def test_mutated_messages_never_end_the_server(served: Served, peer: zmq.Socket[bytes], eventually: Poll) -> None:
+    assert isinstance(ask(peer, HELLO), Welcome)
+    noise = random.Random(2)
+    seeds = [
+        encode(HELLO),
+        encode(GetSamples(seq=2, step=1, indices=int32([0, 1]))),
+        encode(GetManifest(seq=3, step=1)),
+        encode(Trained(seq=4, step=1)),
+        encode(Ping(seq=5, waiting_for="x")),
+    ]
+    for _ in range(3000):
+        frame = bytearray(noise.choice(seeds))
+        for _ in range(noise.randrange(1, 4)):
+            frame[noise.randrange(len(frame))] = noise.randrange(256)
+        peer.send(bytes(frame))
+        while peer.poll(0):
+            peer.recv_multipart()
+    eventually(lambda: sum(served.server.rejections().values()) > 500)
+    assert_serves(served)
+
+
+def test_flood_of_garbage_leaves_memory_flat(served: Served, peer: zmq.Socket[bytes], eventually: Poll) -> None:
+    def flood(num_frames: int) -> None:
+        already = served.server.rejections().get("garbage", 0)
+        for _ in range(num_frames):
+            peer.send(b"\xc1" * 1000)
+        eventually(lambda: served.server.rejections()["garbage"] == already + num_frames, within_s=60)
+
+    flood(2_000)
+    before = psutil.Process().memory_info().rss
+    flood(10_000)
+    assert psutil.Process().memory_info().rss - before < 20 << 20
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GetSamples(seq=2, step=1, indices=int32([8])),
+        GetSamples(seq=2, step=1, indices=int32([-1])),
+        GetSamples(seq=2, step=99, indices=int32([0])),
+        GetSamples(seq=2, step=1, indices=EncodedTensor("int64", (1,), memoryview(bytes(8)))),
+        GetSamples(seq=2, step=1, indices=EncodedTensor("int32", (3,), memoryview(bytes(4)))),
+        GetSamples(seq=2, step=1, indices=EncodedTensor("int32", (1, 1), memoryview(bytes(4)))),
+        GetSamples(seq=2, step=2**62, indices=int32([0])),
+        GetManifest(seq=2, step=-5),
+        GetManifest(seq=2, step=2**62),
+        Trained(seq=2, step=2**62),
+    ],
+)
+def test_absurd_requests_fail_with_a_reason(served: Served, peer: zmq.Socket[bytes], message: msgspec.Struct) -> None:
+    assert isinstance(ask(peer, HELLO), Welcome)
+    assert isinstance(ask(peer, message), Failure)
+    assert served.server.last_trained == 0
+
+
+def test_empty_request_for_rows_is_served(served: Served, peer: zmq.Socket[bytes]) -> None:
+    ask(peer, HELLO)
+    assert isinstance(ask(peer, GetSamples(seq=2, step=1, indices=int32([]))), Samples)
+
+
+def test_a_stranger_gets_no_batch(served: Served, peer: zmq.Socket[bytes]) -> None:
+    for message in (GetManifest(seq=7, step=1), GetSamples(seq=7, step=1, indices=int32([0])), Ping(seq=7)):
+        assert ask(peer, message) == Stranger(seq=7)
+
+
+@pytest.mark.parametrize("changes", [{"rank": -1}, {"rank": 1}, {"world_size": 10**9}, {"last_committed": -1}])
+def test_absurd_greetings_are_refused(served: Served, peer: zmq.Socket[bytes], changes: dict[str, int]) -> None:
+    assert isinstance(ask(peer, msgspec.structs.replace(HELLO, **changes)), Refusal)
+    assert served.server.peers() == ()
+
+
+def test_other_schema_version_is_refused_naming_both(served: Served, peer: zmq.Socket[bytes], log: list[str]) -> None:
+    reply = ask(peer, msgspec.structs.replace(HELLO, schema_version=99))
+    assert isinstance(reply, Refusal)
+    assert reply.reason == f"schema version 99, this server speaks {SCHEMA_VERSION}"
+    assert any("rejected schema from 127.0.0.1" in line for line in log)
+
+
+def test_future_greeting_with_unknown_fields_is_refused_naming_both(served: Served, peer: zmq.Socket[bytes]) -> None:
+    future = msgspec.msgpack.decode(encode(HELLO)) | {"schema_version": 2, "colours": ["new"]}
+    peer.send(msgspec.msgpack.encode(future))
+    reply = decode_server_message(peer.recv())
+    assert isinstance(reply, Refusal)
+    assert reply.schema_version == SCHEMA_VERSION
+    assert served.server.rejections() == {"schema": 1}
+
+
+def test_oversize_frame_is_cut_off_before_it_is_read(tmp_path: Path, eventually: Poll) -> None:
+    with Served(Outbox(tmp_path, RUN), limits=Limits(max_request_bytes=1000)) as served, zmq.Context() as context:
+        served.call(served.server.publish(make_batch(1)))
+        with context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            peer.connect(served.endpoint)
+            peer.send(bytes(1_000_000))
+            assert monitor.poll(5000)
+            peer.disable_monitor()
+            monitor.close()
+        assert_serves(served)
+
+
+def test_requests_without_reading_the_answers_do_not_fill_memory(
+    served: Served, peer: zmq.Socket[bytes], eventually: Poll
+) -> None:
+    """A greedy peer's second request is dropped while the first is served; it cannot pile up replies."""
+    ask(peer, HELLO)
+    for seq in range(2, 1002):
+        peer.send(encode(GetSamples(seq=seq, step=1, indices=int32(list(range(8))))))
+    eventually(lambda: served.server.rejections().get("busy", 0) > 100)
+    assert_serves(served)
+
+
+def test_rejections_of_many_peers_stay_bounded(log: list[str]) -> None:
+    rejections = Rejections(max_peers=10)
+    for number in range(100):
+        for _ in range(5):
+            rejections.add(Reason.GARBAGE, f"10.0.0.{number}", "noise")
+    assert rejections.counts() == {"garbage": 500}
+    assert len(log) == 100
+    assert len(rejections._logged) == 10
+
+
+class FakeServer:
+    """Answers each request with the next entry of a script (the last one for ever), for tests of the client."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def play(self, *script: Reply) -> None:
+        self._script = script
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._context.destroy(linger=0)
+
+    def _answer(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            if self._socket.poll(20):
+                identity, head = self._socket.recv_multipart()
+                reply = self._script[min(number, len(self._script) - 1)]
+                self._socket.send_multipart([identity, *reply(msgspec.msgpack.decode(head)["seq"])])
+                number += 1
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    server = FakeServer()
+    yield server
+    server.close()
+
+
+def welcome(seq: int) -> list[bytes]:
+    return [encode(Welcome(seq=seq, schema_version=SCHEMA_VERSION, next_step=1))]
+
+
+def test_client_refuses_a_server_of_another_version(fake: FakeServer) -> None:
+    fake.play(lambda seq: [encode(Welcome(seq=seq, schema_version=7, next_step=1))])
+    client = BatchClient(fake.endpoint, RUN, connect_timeout_s=5)
+    with client, pytest.raises(SchemaMismatch, match=f"speaks {SCHEMA_VERSION}, the peer 7"):
+        client.hello()
+
+
+def test_client_names_the_version_of_a_refusal_it_cannot_decode(fake: FakeServer) -> None:
+    future = {"kind": "refusal", "seq": 1, "schema_version": 8, "reason": "old", "hint": "upgrade"}
+    fake.play(lambda seq: [msgspec.msgpack.encode(future)])
+    client = BatchClient(fake.endpoint, RUN, connect_timeout_s=5)
+    with client, pytest.raises(SchemaMismatch, match="the peer 8"):
+        client.hello()
+
+
+def test_client_gives_up_on_a_server_that_talks_garbage(fake: FakeServer) -> None:
+    fake.play(lambda seq: [b"\xc1garbage"])
+    client = BatchClient(fake.endpoint, RUN, connect_timeout_s=0.5, peer_timeout_s=0.2)
+    with client, pytest.raises(PeerTimeout, match="not a message of ours"):
+        client.hello()
+
+
+def test_damaged_samples_are_fetched_again_and_given_up_after_a_few_times(fake: FakeServer) -> None:
+    batch = make_batch(1)
+    damaged = [bytes(len(frame)) for frame in batch.frames]
+    fake.play(
+        welcome,
+        lambda seq: [encode(Manifest(seq=seq, manifest=batch.manifest))],
+        lambda seq: [encode(Samples(seq=seq, step=1)), *damaged],
+        lambda seq: [encode(Samples(seq=seq, step=1)), *batch.frames],
+        lambda seq: [encode(Samples(seq=seq, step=1)), *damaged],
+    )
+    with BatchClient(fake.endpoint, RUN, connect_timeout_s=5, heartbeat_s=100) as client:
+        assert len(client.samples(1, range(8))) == 8
+        with pytest.raises(CorruptFrame, match="damaged 3 times"):
+            client.samples(1, range(8))
