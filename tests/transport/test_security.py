@@ -146,7 +146,7 @@ def test_a_client_without_keys_gets_nothing(guarded: Served, log: list[str]) -> 
 def test_a_client_with_another_servers_key_gets_nothing(guarded: Served, keys: Path, tmp_path: Path) -> None:
     make_keys(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "server.public", keys / "server.public")
-    with client(guarded, CurveKeys.for_client(keys)) as link, pytest.raises(PeerTimeout):
+    with client(guarded, CurveKeys.for_client(keys)) as link, pytest.raises(PeerTimeout, match=r"server\.public"):
         link.hello()
     assert guarded.server.peers() == ()
     assert guarded.server.rejections()["handshake"] >= 1

@@ -1,0 +1,7 @@
+"""`python -m transport`."""
+
+import sys
+
+from transport.cli import main
+
+sys.exit(main())
