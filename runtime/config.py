@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_config import BaseConfig, ConfigFileError, cli
 
 from runtime.config_errors import describe_config_error
+from runtime.config_help import config_help
 from runtime.config_keys import is_sequence
 from runtime.errors import UserError
 
@@ -125,7 +126,13 @@ def load_config(config_class: type[ConfigT], argv: Sequence[str], *, prog: str) 
 
 
 def parse_config(config_class: type[ParsedT], argv: Sequence[str], *, prog: str) -> ParsedT:
-    """`argv` (`@ file.toml --key value ...`, later ones win) as a config. Raises `UserError` with one line."""
+    """`argv` (`@ file.toml --key value ...`, later ones win) as a config. Raises `UserError` with one line.
+
+    On `--help` prints all keys and exits 0.
+    """
+    if "--help" in argv or "-h" in argv:
+        sys.stdout.write(config_help(config_class, prog))
+        raise SystemExit(0)
     try:
         config: ParsedT = cli(config_class, args=list(argv), prog=prog)
     except ConfigFileError as error:

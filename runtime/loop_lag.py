@@ -11,6 +11,8 @@ TICK_S = 0.05
 """Seconds between two probes."""
 WINDOW = 200
 """Probes that the percentile looks at: about ten seconds."""
+MIN_PROBES = 100
+"""Probes before the first warning: imports and start-up block for a moment, and that is no news."""
 WARN_LAG_S = 0.1
 """99th percentile of lag above which a warning is due."""
 WARN_EVERY_S = 60.0
@@ -20,8 +22,9 @@ WARN_EVERY_S = 60.0
 class LoopLag:
     """Run `probe()` as a task of the loop to watch; `blocked_s` may be read from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, tick_s: float = TICK_S) -> None:
         self._clock = clock
+        self._tick_s = tick_s
         self._lags: deque[float] = deque(maxlen=WINDOW)
         self._last_tick: float | None = None
         self._next_warning = 0.0
@@ -31,8 +34,8 @@ class LoopLag:
         try:
             while True:
                 self._last_tick = self._clock()
-                await asyncio.sleep(TICK_S)
-                self._note(self._clock() - self._last_tick - TICK_S)
+                await asyncio.sleep(self._tick_s)
+                self._note(self._clock() - self._last_tick - self._tick_s)
         finally:
             self._last_tick = None
 
@@ -40,7 +43,7 @@ class LoopLag:
     def blocked_s(self) -> float:
         """Seconds that the loop has been blocked for right now; 0 when it turns or is not probed."""
         last_tick = self._last_tick
-        return 0.0 if last_tick is None else max(0.0, self._clock() - last_tick - TICK_S)
+        return 0.0 if last_tick is None else max(0.0, self._clock() - last_tick - self._tick_s)
 
     @property
     def p99_s(self) -> float:
@@ -51,9 +54,10 @@ class LoopLag:
     def _note(self, lag: float) -> None:
         self._lags.append(lag)
         now = self._clock()
-        if lag > WARN_LAG_S and now >= self._next_warning and self.p99_s > WARN_LAG_S:
+        is_due = len(self._lags) >= MIN_PROBES and now >= self._next_warning
+        if is_due and lag > WARN_LAG_S and self.p99_s > WARN_LAG_S:
             self._next_warning = now + WARN_EVERY_S
             logger.warning(
-                f"event loop lags {self.p99_s * 1000:.0f} ms (p99): code that runs in it blocks; "
-                "move environments with blocking calls out of this process"
+                f"event loop lags {self.p99_s * 1000:.0f} ms (p99): code in it blocks (an environment?), "
+                "or the machine has too few cores"
             )

@@ -28,9 +28,9 @@ class Progress:
     """What each service waits for."""
 
     @property
-    def newest_reward(self) -> float | None:
-        """Mean reward of the newest step that has one."""
-        return self.rewards[max(self.rewards)] if self.rewards else None
+    def reward(self) -> float | None:
+        """Mean reward of `step`. (Producers run ahead: the newest reward may be of a later step.)"""
+        return self.rewards.get(self.step)
 
 
 def advance(progress: Progress, service: str, row: Row) -> Progress:
@@ -67,7 +67,7 @@ def plain_line(progress: Progress) -> str:
     """`step 12/100  reward 0.431  1234 tokens/s  staleness 1`; what nobody measured is left out."""
     total = f"/{progress.max_steps}" if progress.max_steps else ""
     parts = [f"step {progress.step}{total}"]
-    if (reward := progress.newest_reward) is not None:
+    if (reward := progress.reward) is not None:
         parts.append(f"reward {reward:.3f}")
     if progress.tokens_per_s is not None:
         parts.append(f"{progress.tokens_per_s:.0f} tokens/s")

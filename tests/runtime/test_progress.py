@@ -43,8 +43,14 @@ def test_reward_of_the_orchestrator_wins_over_that_of_the_trainer(order: list[st
     assert progress.rewards == {1: 0.2}
 
 
+def test_reward_is_that_of_the_step_not_of_a_batch_that_waits() -> None:
+    progress = replace(EMPTY, step=3, rewards={3: 0.25, 4: 0.5, 5: 0.75})
+    assert progress.reward == 0.25
+    assert replace(progress, step=6).reward is None
+
+
 def test_null_reward_is_left_out() -> None:
-    assert advance(EMPTY, "orchestrator", {"step": 1, "reward/all/mean": None}).newest_reward is None
+    assert advance(EMPTY, "orchestrator", {"step": 1, "reward/all/mean": None}).rewards == {}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from loguru import logger
 
 from runtime.health import Health
-from runtime.loop_lag import TICK_S, LoopLag
+from runtime.loop_lag import MIN_PROBES, TICK_S, LoopLag
 from runtime.watchdog import Watchdog
 
 HANGS = """
@@ -120,12 +120,15 @@ async def probe_until(lag: LoopLag, condition: Callable[[], bool]) -> None:
 
 
 async def test_blocking_code_is_measured_and_warned_of_once(warnings_seen: list[str]) -> None:
-    lag, blocks = LoopLag(), iter(range(3))
+    lag = LoopLag(tick_s=0.001)
+    await probe_until(lag, lambda: len(lag._lags) >= MIN_PROBES)
+    assert warnings_seen == []
+    blocks = iter(range(6))
 
     def block() -> bool:
         if next(blocks, None) is None:
             return True
-        time.sleep(0.2)
+        time.sleep(0.12)
         return False
 
     await probe_until(lag, block)

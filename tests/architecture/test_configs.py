@@ -1,0 +1,63 @@
+"""Configs: every file loads, every key is documented and read by somebody."""
+
+import ast
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from runtime.config import parse_config
+from runtime.config_keys import Key, config_keys
+from runtime.rl_config import SHARED_KEYS, RlConfig, compose
+from runtime.services import find_services
+from tests.architecture.sources import PACKAGES, ROOT, nodes
+
+FILES = sorted((ROOT / "configs").rglob("*.toml"))
+CLASSES = {spec.name: spec.config_class for spec in find_services()} | {"rl": compose(find_services())}
+KEYS = [
+    pytest.param(key, name, id=f"{name}:{key.name}")
+    for name, config_class in CLASSES.items()
+    for key in config_keys(RlConfig if name == "rl" else config_class)
+]
+
+
+def test_there_are_configs() -> None:
+    assert {path.stem for path in FILES} >= {"rl", "inference", "orchestrator", "trainer"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_config_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config_class = CLASSES[path.stem]
+    assert parse_config(config_class, ["@", str(path)], prog=path.stem) is not None
+
+
+@pytest.mark.parametrize(("key", "service"), KEYS)
+def test_every_key_is_documented(key: Key, service: str) -> None:
+    assert key.field.description, f"{key.name} of {service} has no docstring"
+
+
+@pytest.mark.parametrize(("key", "service"), KEYS)
+def test_every_duration_and_size_says_its_unit(key: Key, service: str) -> None:
+    last = key.name.rsplit(".", 1)[-1]
+    assert not any(last.endswith(word) for word in ("timeout", "interval", "delay", "duration", "size_mb", "_secs"))
+
+
+def attributes_read() -> dict[str, set[str]]:
+    """Names of attributes that each package reads, its config classes excepted."""
+    read: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for path, node in nodes():
+        if isinstance(node, ast.Attribute):
+            read[path.parts[0]].add(node.attr)
+    return read
+
+
+READ = attributes_read()
+
+
+@pytest.mark.parametrize(("key", "service"), KEYS)
+def test_every_key_is_read(key: Key, service: str) -> None:
+    name = key.name.rsplit(".", 1)[-1]
+    readers = READ["runtime"] | READ.get(service, set()) | set(SHARED_KEYS)
+    has_one_value = get_origin(key.field.annotation) is Literal and len(get_args(key.field.annotation)) == 1
+    assert name in readers or has_one_value, f"nothing in {service} or runtime reads {key.name}"
