@@ -1,0 +1,50 @@
+"""The whole circle as a user starts it: real processes, real sockets, the embedded engine, a tiny model."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RL_CONFIG = ROOT / "configs" / "copy_text" / "rl.toml"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended."""
+
+    path: Path
+    exit_code: int
+    output: str
+
+    def metrics(self, service: str) -> list[dict[str, float]]:
+        """One row per step, in order."""
+        lines = (self.path / "metrics" / f"{service}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def column(self, service: str, name: str) -> list[float]:
+        """One metric over all steps."""
+        return [row[name] for row in self.metrics(service)]
+
+
+def environment() -> dict[str, str]:
+    """One thread per process: two cores are shared by all of them."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def run_rl(folder: Path, model: Path, *flags: str, name: str = "circle", timeout_s: float = 280) -> Finished:
+    """Run `rl` on the copy-text config to its end."""
+    command = [sys.executable, "-m", "runtime", "@", str(RL_CONFIG), "--run.dir", str(folder), "--run.name", name]
+    command += ["--model.path", str(model), *flags]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+    )
+    return Finished(folder / name, done.returncode, done.stdout)

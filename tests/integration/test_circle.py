@@ -1,0 +1,64 @@
+"""The loop turns: reward rises, trainer and engine agree, the result is a model that anyone can load."""
+
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.integration.circle import ROOT, Finished, environment, run_rl
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, copy_model: Path) -> Finished:
+    """50 steps with two FSDP ranks and the embedded engine."""
+    folder = tmp_path_factory.mktemp("runs")
+    return run_rl(folder, copy_model, "--max-steps", "50", "--trainer-ranks", "2")
+
+
+def test_two_ranks_and_the_embedded_engine_make_reward_rise(trained: Finished) -> None:
+    assert trained.exit_code == 0, trained.output
+    rewards = trained.column("orchestrator", "reward/all/mean")
+    assert len(rewards) == 50
+    assert statistics.mean(rewards[-5:]) >= statistics.mean(rewards[:5]) + 0.25
+
+
+def test_every_step_is_trained_once_and_none_is_too_stale(trained: Finished) -> None:
+    assert trained.column("trainer", "step") == list(range(1, 51))
+    assert max(trained.column("orchestrator", "staleness/all/max")) <= 2
+
+
+def test_ledger_of_a_finished_run_balances(trained: Finished) -> None:
+    command = [sys.executable, "-m", "orchestrator", "ledger", str(trained.path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_final_checkpoint_exports_to_a_model_with_the_published_weights(trained: Finished, tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    command = [sys.executable, "-m", "trainer", "export", "--run", str(trained.path), "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=120)
+    exported = AutoModelForCausalLM.from_pretrained(out)
+    published = AutoModelForCausalLM.from_pretrained(out)
+    shards = sorted((trained.path / "weights" / "v00000050").glob("*.safetensors"))
+    weights = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+    missing, unexpected = published.load_state_dict(weights, strict=False)
+    assert unexpected == []
+    assert all("lm_head" in name for name in missing)
+    prompt = AutoTokenizer.from_pretrained(out)("abc", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(exported(prompt).logits, published(prompt).logits)
+
+
+def test_importance_ratio_is_one_when_nothing_is_stale(tmp_path: Path, copy_model: Path) -> None:
+    run = run_rl(tmp_path, copy_model, "--max-steps", "4", "--orchestrator.max-staleness", "0")
+    assert run.exit_code == 0, run.output
+    assert max(run.column("orchestrator", "staleness/all/max")) == 0
+    assert min(run.column("trainer", "ratio/all/min")) > 1 - 1e-5
+    assert max(run.column("trainer", "ratio/all/max")) < 1 + 1e-5
