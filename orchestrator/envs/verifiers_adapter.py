@@ -304,6 +304,7 @@ def _obstacle_to_direct(config: EnvConfig, env: vf.Env, tasks: list[vf.Task]) ->
         or any(hasattr(function, "intercept") for function in functions.values()),
         "its scoring needs a runtime": any(_needs_runtime(function) for function in scoring),
         "its scoring uses judges": bool(task.config.judges),
+        "some tasks have their own timeouts": any(each.data.timeout != vf.TaskTimeout() for each in tasks),
         "some tasks have no prompt": any(each.data.prompt is None for each in tasks),
         "some tasks need an image": any(each.data.image is not None for each in tasks) or task.NEEDS_CONTAINER,
     }

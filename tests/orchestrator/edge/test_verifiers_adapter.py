@@ -144,6 +144,16 @@ async def test_environment_that_fails_is_data(
     assert message in failed.message
 
 
+async def test_reward_that_never_came_is_not_a_zero(tokenizer: Tokenizer) -> None:
+    """verifiers stops scoring at the task's own deadline, and counts what is missing as 0."""
+    config = EnvConfig(id="edge-single", args={"task": {"scoring": "hang"}, "scoring_timeout_s": 0.2})
+    async with running(config, saying(tokenizer, "0"), tokenizer) as adapter:
+        assert adapter.driver == "gateway"
+        failed = the_failure(await adapter.run(request_for(adapter)))
+    assert failed.reason is FailureReason.ENV_TIMEOUT
+    assert "rewards were not computed: exact" in failed.message
+
+
 @DRIVERS
 async def test_engine_that_fails_is_blamed(tokenizer: Tokenizer, driver: str) -> None:
     engine = DeadEngine(tokenizer.vocab_size, min(tokenizer.eos_ids))

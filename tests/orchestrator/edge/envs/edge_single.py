@@ -38,14 +38,16 @@ class Single(vf.Task[Data, vf.State, Config]):
 class SingleConfig(vf.TasksetConfig):
     num_tasks: int = 3
     named: bool = False
+    scoring_timeout_s: float | None = None
     task: Config = Config()
 
 
 class Singles(vf.Taskset[Single, SingleConfig]):
     def load(self) -> Iterable[Single]:
+        timeout = vf.TaskTimeout(scoring=self.config.scoring_timeout_s)
         for index in range(self.config.num_tasks):
             name = f"word-{index}" if self.config.named else None
-            data = Data(id=name, prompt=f"say {index}", system_prompt="be brief", answer=f"{index}")
+            data = Data(id=name, prompt=f"say {index}", system_prompt="be brief", answer=f"{index}", timeout=timeout)
             yield Single(data, self.config.task)
 
 
