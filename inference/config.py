@@ -60,6 +60,6 @@ class InferenceConfig(ServiceConfig):
     torch: TorchEngineConfig = TorchEngineConfig()
     """Settings of the embedded engine."""
     admin_token_file: Path | None = None
-    """File with the token for the admin routes (mode 0600); made if it is not there. Without this key they answer 403."""
+    """File with the token for the admin routes (mode 0600); made if it is not there. Without it they answer 403."""
     seed: int = Field(0, ge=0)
     """Seed of requests that bring none."""

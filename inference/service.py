@@ -73,7 +73,7 @@ async def _serve(
             run_dir.announce(SERVICE, ServiceInfo(health_url=f"{listener.url}/health", addresses=addresses))
             state.health.ready()
             logger.info(f"serving {config.model.path} at {listener.url} ({_describe(engine)})")
-            await _until_stopped(engine, stop)
+            await until_stopped(engine, stop)
         finally:
             run_dir.withdraw(SERVICE)
             state.health.stopping()
@@ -115,7 +115,7 @@ async def _start_engine(config: InferenceConfig, state: ServerState, model: Slot
     )
 
 
-async def _until_stopped(engine: TorchEngine, stop: asyncio.Event) -> None:
+async def until_stopped(engine: TorchEngine, stop: asyncio.Event) -> None:
     """Return at a stop signal. Raises `ServiceError` if the engine dies first."""
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(engine.ended())]
     try:

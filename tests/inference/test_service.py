@@ -1,0 +1,103 @@
+"""The service as a process: start, serve, swap, stop, and every way to fail."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from inference.service import until_stopped
+from inference.torch_engine.engine import TorchEngine
+from inference.torch_engine.weights import model_digest
+from runtime.errors import ServiceError
+from runtime.exit_codes import ExitCode
+from tests.inference.server_process import server_process
+from tests.inference.tiny import make_model, publish, score
+from transport.codec import encode
+from transport.generation import GENERATE_PATH, RESUME_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
+from transport.tensor import EncodedTensor
+
+
+def body(max_tokens: int = 8) -> bytes:
+    ids = EncodedTensor.of(np.array([5, 6, 7], dtype=np.int32))
+    return encode(GenerateRequest(request_id="r", token_ids=ids, max_tokens=max_tokens, stop_token_ids=()))
+
+
+@pytest.mark.integration
+def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: Path, model_dir: Path) -> None:
+    new = make_model(1)
+    with server_process(tmp_path, model_dir) as server:
+        assert json.loads(server.request("/health")[1])["status"] == "ok"
+        asked = ApplyWeights(manifest_path=str(publish(tmp_path / "weights", new, 1)), version=1)
+        status, served = server.request(WEIGHTS_PATH, msgspec.json.encode(asked))
+        assert (status, json.loads(served)) == (200, {"version": 1, "digest": model_digest(new)})
+        status, data = server.request(GENERATE_PATH, body())
+        reply = msgspec.msgpack.decode(data, type=GenerateReply)
+        expected = score(new, [5, 6, 7], reply.token_ids.numpy().tolist())
+        torch.testing.assert_close(torch.tensor(reply.logprobs.numpy()), expected, atol=1e-5, rtol=0)
+        answers = server.hold_request(body(250))
+        server.request(RESUME_PATH, b"")
+        code, errors = server.terminate()
+    assert (code, "Traceback" in errors) == (0, False)
+    assert answers.get(timeout=30)[0] == 200
+    assert not (server.run_dir / "services" / "inference.json").exists()
+    [row] = [json.loads(line) for line in (server.run_dir / "metrics" / "inference.jsonl").read_text().splitlines()]
+    assert row["step"] == 1
+
+
+@pytest.mark.integration
+def test_request_that_outlasts_the_grace_is_told_so(tmp_path: Path, model_dir: Path) -> None:
+    with server_process(tmp_path, model_dir, "--server.grace-s", "0.2") as server:
+        answers = server.hold_request(body())
+        code, _ = server.terminate()
+    assert code == 0
+    status, reason = answers.get(timeout=30)
+    assert status == 503
+    assert b"stopping" in reason
+
+
+@pytest.mark.integration
+def test_second_server_on_the_port_or_run_is_refused_in_one_line(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with server_process(tmp_path, model_dir) as server:
+        port = server.url.rpartition(":")[2]
+        with (
+            server_process(tmp_path / "other", model_dir, "--server.port", port) as same_port,
+            server_process(tmp_path, model_dir) as same_run,
+        ):
+            port_code, port_errors = same_port.wait()
+            run_code, run_errors = same_run.wait()
+        assert server.request("/health")[0] == 200
+    assert (port_code, run_code) == (2, 2)
+    assert port_errors.splitlines() == [
+        f"inference: cannot bind 127.0.0.1:{port}: Address already in use; set --server.port"
+    ]
+    assert len(run_errors.splitlines()) == 1
+    assert f"pid {server.process.pid}" in run_errors
+
+
+@pytest.mark.integration
+def test_model_that_cannot_be_served_is_one_line_and_exit_code_2(tmp_path: Path, model_dir: Path) -> None:
+    with server_process(tmp_path, model_dir, "--torch.max-model-len", "4096") as server:
+        code, errors = server.wait()
+    assert code == 2
+    assert "above the 512 positions" in errors
+    assert "Traceback" not in errors
+
+
+async def test_death_of_the_engine_ends_the_service_with_the_reason(engine: TorchEngine) -> None:
+    waiting = asyncio.create_task(until_stopped(engine, asyncio.Event()))
+    engine.died(RuntimeError("out of memory"))
+    with pytest.raises(ServiceError, match=r"the engine died.*out of memory") as caught:
+        await asyncio.wait_for(waiting, 5)
+    assert caught.value.exit_code == ExitCode.FAILED
+
+
+async def test_stop_signal_ends_the_service_without_an_error(engine: TorchEngine) -> None:
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(until_stopped(engine, stop))
+    stop.set()
+    await asyncio.wait_for(waiting, 5)
