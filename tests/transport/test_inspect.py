@@ -33,7 +33,7 @@ def test_table_names_the_batch_and_bounds_its_rows(tmp_path: Path, capsys: pytes
 
 def test_command_line_reports_a_damaged_file_in_one_line(tmp_path: Path) -> None:
     damaged = tmp_path / "step-00000012.batch"
-    damaged.write_bytes(Path(GOLDEN).read_bytes()[:-1] + b"\0")
+    damaged.write_bytes(Path(GOLDEN).read_bytes()[:-1] + b"\xff")
     command = [sys.executable, "-m", "transport", "inspect", str(damaged)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
