@@ -109,7 +109,9 @@ class Orchestrator:
             on_final=self._wake_batcher,
         )
         envs = {env.label: EnvSlot(env, adapter) for env, adapter in zip(config.envs, self._adapters, strict=True)}
-        return Scheduler(envs, order, rule, collector, lambda: self._policy.live, config.seed, self._health)
+        return Scheduler(
+            envs, order, rule, collector, lambda: self._policy.live, self._policy.distrust, config.seed, self._health
+        )
 
     def _make_batcher(self) -> Batcher:
         return Batcher(

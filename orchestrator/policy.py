@@ -2,7 +2,8 @@
 
 A version is live when every engine serves it, read back with its digest (`Engine.apply_weights` does both). Any failure
 leaves the old version live and is retried with back-off, always with the newest announcement: versions in between are
-skipped. What was announced is kept by the outbox, so a restart starts with it.
+skipped. What was announced is kept by the outbox, so a restart starts with it. An engine that lost the live version (it
+was restarted) betrays itself by a stale rollout and gets it again.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from transport.progress import PublishedWeights
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
+RESTORE_PAUSE_S = 1.0
+"""Seconds after a repair in which stale rollouts, which come from before it, raise no new doubt."""
 LOOP = "policy"
 
 
@@ -54,6 +57,8 @@ class Policy:
         self._update_timeout_s = update_timeout_s
         self._on_live = on_live
         self._applied: PublishedWeights | None = None
+        self._applying = asyncio.Lock()
+        self._doubt = asyncio.Event()
         self.live = 0
         """The version that every engine serves, or a later one."""
 
@@ -96,10 +101,27 @@ class Policy:
         return served.version, served.digest
 
     async def run(self) -> None:
-        """Follow the announcements until cancelled."""
+        """Follow the announcements, and repair engines that lost their weights, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._restore())
+            while True:
+                await self._source.wait_weights(self._applied)
+                async with self._applying:
+                    await self._apply_newest()
+
+    def distrust(self) -> None:
+        """A rollout came from an older version than the live one: an engine has lost what it was given."""
+        if self._applied is not None:
+            self._doubt.set()
+
+    async def _restore(self) -> None:
         while True:
-            await self._source.wait_weights(self._applied)
-            await self._apply_newest()
+            await self._doubt.wait()
+            async with self._applying:
+                logger.warning("an engine does not serve version {} any more: all get it again", self.live)
+                await self._apply_newest()
+            await asyncio.sleep(RESTORE_PAUSE_S)
+            self._doubt.clear()
 
     async def _apply_newest(self) -> None:
         """Retry until a version is live that is the newest announced at that time."""

@@ -45,6 +45,7 @@ class Scheduler:
         rule: AdmissionRule,
         collector: Collector,
         live_version: Callable[[], int],
+        on_stale: Callable[[], None],
         seed: int,
         health: Health,
     ) -> None:
@@ -53,6 +54,7 @@ class Scheduler:
         self._rule = rule
         self._collector = collector
         self._live_version = live_version
+        self._on_stale = on_stale
         self._seed = seed
         self._health = health
         self._changed = asyncio.Event()
@@ -121,6 +123,8 @@ class Scheduler:
         results = accept(await _call(adapter, request), num_results, ticket.version)
         self.in_flight -= num_results
         for offset, result in enumerate(results):
+            if isinstance(result, Failure) and result.reason is FailureReason.STALE:
+                self._on_stale()
             self._collector.record(ticket, request.index + offset, result)
         self._health.progress()
         self.notify()

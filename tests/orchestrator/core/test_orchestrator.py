@@ -163,8 +163,8 @@ async def test_constant_rewards_stop_the_run_with_advice(tmp_path: Path) -> None
     assert result.balances, result.problems
 
 
-async def test_a_stopped_run_continues_with_the_same_batches(tmp_path: Path) -> None:
-    engine, stop = make_engine(), asyncio.Event()
+def test_a_stopped_run_continues_with_the_same_batches(tmp_path: Path) -> None:
+    engine, restarted, whole, stop = make_engine(), make_engine(), make_engine(), asyncio.Event()
 
     def stop_at_version_2(request: RolloutRequest) -> Failure | None:
         if engine.weights.version >= 2:
@@ -172,19 +172,34 @@ async def test_a_stopped_run_continues_with_the_same_batches(tmp_path: Path) -> 
         return None
 
     config = make_config(tmp_path, max_steps=6, max_staleness=0)
-    restarted = make_engine()
     with training(StandInTrainer(config.server.endpoint)) as trainer:
-        await run_orchestrator(config, engine, [ToyEnv(engine, fault=stop_at_version_2)], stop)
+        asyncio.run(run_orchestrator(config, engine, [ToyEnv(engine, fault=stop_at_version_2)], stop))
         stopped_at = ledger_of(tmp_path)
-        await run_orchestrator(config, restarted, [ToyEnv(restarted)])
+        asyncio.run(run_orchestrator(config, restarted, [ToyEnv(restarted)]))
     assert stopped_at.balances
     assert stopped_at.states["cancelled"] > 0
     assert not stopped_at.states["in_flight"]
     assert restarted.weights.version == 6, "a restarted engine was given the current weights"
-    whole = make_engine()
-    reference = await run_toy(make_config(tmp_path / "whole", max_steps=6, max_staleness=0), whole, [ToyEnv(whole)])
-    assert trainer.digests == reference.digests
+    other = make_config(tmp_path / "whole", max_steps=6, max_staleness=0)
+    assert trainer.digests == asyncio.run(run_toy(other, whole, [ToyEnv(whole)])).digests
     assert ledger_of(tmp_path).balances
+
+
+async def test_a_run_survives_an_engine_that_comes_back_without_its_weights(tmp_path: Path) -> None:
+    engine = make_engine()
+    crashes = iter([3])
+
+    def restart_engine(request: RolloutRequest) -> Failure | None:
+        if engine.weights.version == 3 and next(crashes, None):
+            engine.weights = ServedWeights(version=0, digest="as loaded")
+        return None
+
+    config = make_config(tmp_path, max_steps=6, max_staleness=0)
+    trainer = await run_toy(config, engine, [ToyEnv(engine, fault=restart_engine)])
+    assert sorted(trainer.batches) == [1, 2, 3, 4, 5, 6]
+    result = ledger_of(tmp_path)
+    assert result.balances, result.problems
+    assert result.states["stale"] > 0
 
 
 async def test_engines_that_serve_another_run_are_refused(tmp_path: Path) -> None:

@@ -175,3 +175,22 @@ async def test_an_engine_that_hangs_is_given_up_after_its_deadline() -> None:
     source.announce(1)
     await follow(policy, lambda: len(engine.asked) >= 2)
     assert policy.live == 0
+
+
+async def test_an_engine_that_lost_its_weights_gets_them_again() -> None:
+    engine, source = FlakyEngine(), Announcements(published(3))
+    policy = make_policy(engine, source)
+    await start(policy)
+    engine.weights = ServedWeights(version=0, digest="as loaded")
+    policy.distrust()
+    await follow(policy, lambda: engine.weights.version == 3)
+    assert engine.asked == [3, 3]
+
+
+async def test_doubt_before_the_first_announcement_changes_nothing() -> None:
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    policy.distrust()
+    source.announce(1)
+    await follow(policy, lambda: policy.live == 1)
+    assert engine.asked == [1]

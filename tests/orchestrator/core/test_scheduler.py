@@ -56,6 +56,7 @@ class Bench:
     def __init__(self, folder: Path, adapter: EnvAdapter, *, max_in_flight: int = 12, group_size: int = 4) -> None:
         self.lineup = Lineup(batch_size=8, next_step=1, cursor=0)
         self.live = 0
+        self.stale = asyncio.Event()
         collector = Collector(
             self.lineup,
             Ledger(folder / "ledger.jsonl", 0),
@@ -72,6 +73,7 @@ class Bench:
             AdmissionRule(8, group_size, max_staleness=2, max_in_flight=max_in_flight, max_steps=100),
             collector,
             lambda: self.live,
+            self.stale.set,
             seed=0,
             health=self.health,
         )
@@ -169,6 +171,13 @@ async def test_an_adapter_that_ignores_its_deadline_is_cut_off(
     bench = Bench(tmp_path, env)
     await bench.run_until(lambda: env.num_cancelled >= 12)
     assert any("env_timeout: no result" in line for line in log_lines)
+
+
+async def test_a_stale_rollout_is_reported(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0)))
+    bench.live = 1
+    await bench.run_until(bench.stale.is_set)
+    assert not bench.lineup.cuts
 
 
 def test_results_of_the_wrong_number_are_all_failures() -> None:
