@@ -143,7 +143,10 @@ class Checkpoints:
         kept = sorted(path for path in complete if path <= self.folder(step))[-self._config.keep :]
         for path in self._root.glob("step-*"):
             if path not in kept:
-                _remove(path)
+                try:
+                    _remove(path)
+                except OSError as error:  # the new checkpoint is durable: what cannot be removed only takes room
+                    logger.warning(f"old checkpoint {path} stays: {error}")
 
 
 def _remove(folder: Path) -> None:

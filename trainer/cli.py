@@ -34,8 +34,8 @@ def export(config: ExportConfig) -> int:
     from trainer.export import export_checkpoint, newest_checkpoint
 
     checkpoint = config.checkpoint or newest_checkpoint((config.run or Path()) / "checkpoints")
-    export_checkpoint(checkpoint, config.out)
-    print(f"exported {checkpoint} to {config.out}")
+    manifest = export_checkpoint(checkpoint, config.out)
+    print(f"exported step {manifest.step} of run {manifest.run_id} from {checkpoint} to {config.out}")
     return 0
 
 

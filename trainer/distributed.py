@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from runtime.errors import StorageError, UserError
+from runtime.errors import PeerLostError, StorageError, UserError
 from trainer.errors import RankMismatch
 
 
@@ -53,6 +53,12 @@ class Ranks:
         """What every rank said, in rank order, on every rank."""
         if not self.is_distributed:
             return [data]
+        try:
+            return self._gather(data)
+        except RuntimeError as error:  # what gloo and NCCL raise when a peer is dead or silent for too long
+            raise PeerLostError(f"rank {self.rank} lost another rank: {error}") from error
+
+    def _gather(self, data: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64))
         longest = max(int(size.item()) for size in sizes)

@@ -5,7 +5,6 @@ import os
 import shutil
 from pathlib import Path
 
-from loguru import logger
 from torch import Tensor
 
 from runtime.atomic_write import atomic_write
@@ -38,7 +37,7 @@ def check_checkpoint(folder: Path) -> CheckpointManifest:
     return manifest
 
 
-def export_checkpoint(folder: Path, out: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def export_checkpoint(folder: Path, out: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> CheckpointManifest:
     """Write the model of a checkpoint to the new folder `out`. It appears whole or not at all."""
     if out.exists():
         raise UserError(f"{out} exists: choose another --out")
@@ -55,7 +54,7 @@ def export_checkpoint(folder: Path, out: Path, max_shard_bytes: int = MAX_SHARD_
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise UserError(f"cannot write {out}: {error.strerror}") from error
-    logger.info(f"exported step {manifest.step} of run {manifest.run_id!r} to {out}")
+    return manifest
 
 
 def _write_folder(checkpoint: Path, out: Path, max_shard_bytes: int) -> None:

@@ -1,0 +1,173 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.errors import StorageError, UserError
+from tests.trainer.shell.tiny import file_size_limit, make_checkpoints, make_tiny, train_and_save
+from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
+from trainer.progress import Progress
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def damage(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "delete":
+        path.unlink()
+    elif how == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+def test_resumed_training_goes_on_exactly_as_if_never_stopped(root, model_path):
+    straight = make_tiny()
+    train_and_save(straight, make_checkpoints(root, model_path), range(1, 4))
+    for _ in range(3):
+        straight.step()
+
+    resumed = make_tiny(seed=1)
+    progress = make_checkpoints(root, model_path).resume(resumed.model, resumed.optimizer)
+    for _ in range(3):
+        resumed.step()
+
+    assert progress == Progress(step=3)
+    expected = straight.state()
+    assert expected.keys() == resumed.state().keys()
+    for name, value in resumed.state().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_a_run_without_checkpoints_starts_at_step_zero_and_keeps_its_weights(root, model_path):
+    tiny = make_tiny()
+    before = tiny.state()
+    assert make_checkpoints(root, model_path).resume(tiny.model, tiny.optimizer) == Progress()
+    assert all(torch.equal(value, before[name]) for name, value in tiny.state().items())
+
+
+def test_manifest_lists_every_file_and_is_the_last_one(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
+    folder = root / "step-00000001"
+    manifest = read_manifest(folder)
+    assert sorted(entry.path for entry in manifest.files) == [
+        name for name in files_of(folder) if name != MANIFEST_NAME
+    ]
+    assert (manifest.step, manifest.run_id, manifest.world_size) == (1, "run", 1)
+    verify_files(folder, manifest.files)
+    newest = max(folder.rglob("*"), key=lambda path: path.stat().st_mtime_ns if path.is_file() else 0)
+    assert newest.name == MANIFEST_NAME
+
+
+def test_only_the_newest_checkpoints_stay(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path, keep=2), range(1, 6))
+    assert sorted(path.name for path in root.glob("step-*")) == ["step-00000004", "step-00000005"]
+
+
+@pytest.mark.parametrize("how", ["delete", "truncate", "flip"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "progress.json", "hf/config.json", MANIFEST_NAME])
+def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(root, model_path, name, how):
+    tiny = make_tiny()
+    checkpoints = make_checkpoints(root, model_path)
+    train_and_save(tiny, checkpoints, range(1, 2))
+    expected = tiny.state()
+    train_and_save(tiny, checkpoints, range(2, 3))
+    damage(root / "step-00000002" / name, how)
+
+    other = make_tiny(seed=1)
+    assert make_checkpoints(root, model_path).resume(other.model, other.optimizer) == Progress(step=1)
+    assert all(torch.equal(value, expected[key]) for key, value in other.state().items())
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "progress.json", MANIFEST_NAME])
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(root, model_path, name):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 3))
+    for folder in root.glob("step-*"):
+        damage(folder / name, "delete")
+    with pytest.raises(UserError, match=r"no valid checkpoint .*step-00000002: .*restore a checkpoint"):
+        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_refused(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
+    shutil.rmtree(root / "step-00000001")
+    with pytest.raises(UserError, match="all folders are gone"):
+        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+
+
+def test_a_first_save_that_never_ended_is_a_fresh_start(root, model_path):
+    """Nothing was committed, so the orchestrator still has every batch."""
+    (root / "step-00000001").mkdir(parents=True)
+    (root / "step-00000001" / "progress.json").write_text("{}")
+    tiny = make_tiny()
+    checkpoints = make_checkpoints(root, model_path)
+    assert checkpoints.resume(tiny.model, tiny.optimizer) == Progress()
+    train_and_save(tiny, checkpoints, range(1, 2))
+    assert checkpoints.resume(tiny.model, tiny.optimizer) == Progress(step=1)
+
+
+def test_a_checkpoint_of_another_run_is_not_used(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path, run_id="other"), range(1, 2))
+    with pytest.raises(UserError, match="belongs to run 'other'"):
+        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+
+
+def test_a_checkpoint_under_another_step_is_not_used(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
+    (root / "step-00000001").rename(root / "step-00000009")
+    with pytest.raises(UserError, match="its manifest is that of step 1"):
+        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+
+
+def test_resume_off_refuses_a_run_that_has_a_checkpoint(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
+    with pytest.raises(UserError, match=r"checkpoint\.resume is false"):
+        make_checkpoints(root, model_path, resume=False).resume(make_tiny().model, make_tiny().optimizer)
+
+
+def test_a_failed_save_keeps_the_older_one_and_is_due_again_at_once(root, model_path):
+    tiny = make_tiny()
+    checkpoints = make_checkpoints(root, model_path, interval_steps=10)
+    train_and_save(tiny, checkpoints, range(1, 2))
+    (root / "step-00000002").write_text("in the way")
+
+    assert not checkpoints.due(2)
+    assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
+    assert checkpoints.due(3)
+    assert make_checkpoints(root, model_path).resume(tiny.model, tiny.optimizer) == Progress(step=1)
+    assert checkpoints.save(tiny.model, tiny.optimizer, Progress(step=3))
+    assert not checkpoints.due(4)
+
+
+def test_a_full_disk_fails_the_save_and_not_the_run(root, model_path):
+    tiny = make_tiny()
+    checkpoints = make_checkpoints(root, model_path)
+    train_and_save(tiny, checkpoints, range(1, 2))
+    with file_size_limit(2_000):
+        assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
+    assert make_checkpoints(root, model_path).resume(tiny.model, tiny.optimizer) == Progress(step=1)
+    assert checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
+
+
+def test_too_many_failed_saves_in_a_row_end_the_run(root, model_path):
+    tiny = make_tiny()
+    checkpoints = make_checkpoints(root, model_path, max_failures=2)
+    (root / "step-00000001").write_text("in the way")
+    assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=1))
+    with pytest.raises(StorageError, match="2 checkpoints in a row"):
+        checkpoints.save(tiny.model, tiny.optimizer, Progress(step=1))
+
+
+def test_newest_json_names_the_last_complete_step(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 4))
+    assert json.loads((root / "newest.json").read_text()) == {"step": 3}

@@ -1,0 +1,33 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import StorageError
+from tests.trainer.shell.runs import finish, start
+from tests.trainer.shell.tiny import ALONE
+
+
+def test_a_plain_process_is_a_group_of_its_own():
+    assert ALONE.gather(b"mine") == [b"mine"]
+    assert ALONE.together(lambda: b"mine") == [b"mine"]
+    assert ALONE.any(True)
+    assert not ALONE.any(False)
+    assert ALONE.mesh() is None
+    ALONE.require_same("anything", "a value")
+    ALONE.barrier()
+
+
+def test_a_failing_disk_is_a_storage_error_that_names_the_rank():
+    def refuse() -> bytes:
+        raise OSError("no space left")
+
+    with pytest.raises(StorageError, match="rank 0: no space left"):
+        ALONE.together(refuse)
+
+
+@pytest.mark.integration
+def test_two_ranks_exchange_bytes_and_fail_together(tmp_path):
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    finish(start(*launcher, str(Path(__file__).with_name("rank_checks.py")), str(tmp_path)), within_s=120)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"0 of 2, first: True", "1 of 2, first: False"}

@@ -1,0 +1,60 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from runtime.errors import UserError
+from tests.trainer.shell.conftest import NUM_STEPS
+from tests.trainer.shell.runs import weights_of
+from trainer.cli import run
+from trainer.export import export_checkpoint, newest_checkpoint
+
+
+def logits(path, **kwargs: object) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(path, **kwargs)
+    with torch.no_grad():
+        return model(torch.arange(20)[None]).logits
+
+
+def test_an_exported_model_has_the_logits_of_the_published_weights(straight_run, model_path, tmp_path):
+    assert run(["export", "--run", str(straight_run), "--out", str(tmp_path / "out")]) == 0
+    reference = AutoModelForCausalLM.from_pretrained(model_path)
+    missing, unexpected = reference.load_state_dict(weights_of(straight_run, NUM_STEPS), strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    with torch.no_grad():
+        expected = reference(torch.arange(20)[None]).logits
+    assert torch.equal(logits(tmp_path / "out"), expected)
+    assert not torch.equal(logits(model_path), expected)
+
+
+def test_a_model_in_several_files_loads_too(straight_run, tmp_path):
+    checkpoint = newest_checkpoint(straight_run / "checkpoints")
+    export_checkpoint(checkpoint, tmp_path / "whole")
+    export_checkpoint(checkpoint, tmp_path / "split", max_shard_bytes=50_000)
+    assert len(list((tmp_path / "split").glob("*.safetensors"))) > 1
+    assert torch.equal(logits(tmp_path / "split"), logits(tmp_path / "whole"))
+
+
+def test_tokenizer_files_go_along_and_the_dtype_is_that_of_the_weights(straight_run, model_path, tmp_path):
+    export_checkpoint(newest_checkpoint(straight_run / "checkpoints"), tmp_path / "out")
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (model_path / name).read_bytes()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_an_existing_folder_is_not_overwritten(straight_run, tmp_path):
+    with pytest.raises(UserError, match="exists: choose another --out"):
+        export_checkpoint(newest_checkpoint(straight_run / "checkpoints"), tmp_path)
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_export(tmp_path):
+    with pytest.raises(UserError, match="no valid checkpoint"):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UserError, match="not a valid checkpoint: no manifest"):
+        export_checkpoint(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,56 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.exit_codes import ExitCode
+from tests.trainer.shell.recorded import make_batch
+from tests.trainer.shell.runs import replay, weight_bytes
+from trainer.errors import NonFiniteError
+from transport.batch_file import BatchFile, file_chunks
+from transport.durable import write_durably
+from transport.outbox import batch_path
+
+HOPELESS = -1e30
+"""A log probability so low that the importance ratio is infinite."""
+
+
+def record(folder: Path, bad_steps: set[int], num_steps: int) -> Path:
+    for step in range(1, num_steps + 1):
+        batch = make_batch("run", step, logprob=HOPELESS if step in bad_steps else -4.0)
+        write_durably(batch_path(folder, step), file_chunks(batch))
+    return folder
+
+
+def test_a_non_finite_step_changes_no_weight_and_the_run_goes_on(model_path, tmp_path):
+    recording = record(tmp_path, {2}, 3)
+    run_dir = replay(model_path, recording, tmp_path, "run", "--weights.keep", "4")
+    assert weight_bytes(run_dir, 2) == weight_bytes(run_dir, 1)
+    assert weight_bytes(run_dir, 3) != weight_bytes(run_dir, 2)
+
+
+def test_the_batch_of_a_non_finite_step_is_kept_byte_for_byte(model_path, tmp_path):
+    recording = record(tmp_path, {2}, 3)
+    run_dir = replay(model_path, recording, tmp_path, "run")
+    kept = list((run_dir / "non_finite").iterdir())
+    assert [path.name for path in kept] == ["step-00000002.batch"]
+    assert kept[0].read_bytes() == batch_path(recording, 2).read_bytes()
+    assert BatchFile(kept[0]).manifest.step == 2
+
+
+def test_too_many_in_a_row_end_the_run_at_the_last_good_checkpoint(model_path, tmp_path):
+    recording = record(tmp_path, {2, 3}, 4)
+    flags = ("--max-non-finite-steps", "2", "--checkpoint.interval-steps", "1")
+    with pytest.raises(NonFiniteError, match="not finite for 2 steps in a row, up to 3") as raised:
+        replay(model_path, recording, tmp_path, "run", *flags)
+    assert raised.value.exit_code == ExitCode.NON_FINITE
+    assert json.loads((tmp_path / "run" / "checkpoints" / "newest.json").read_text()) == {"step": 2}
+    assert not (tmp_path / "run" / "weights" / "v00000003").exists()
+
+
+def test_the_count_survives_a_restart(model_path, tmp_path):
+    recording = record(tmp_path, {2, 3}, 4)
+    flags = ("--max-non-finite-steps", "2", "--checkpoint.interval-steps", "1")
+    replay(model_path, recording, tmp_path, "run", "--max-steps", "2", *flags)
+    with pytest.raises(NonFiniteError, match="up to 3"):
+        replay(model_path, recording, tmp_path, "run", *flags)
