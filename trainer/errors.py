@@ -13,8 +13,6 @@
 The last two are the user's to mend: one line, exit code 2.
 """
 
-# ruff: noqa: N818 - a caller reads `except CheckpointInvalid` as a sentence
-
 from collections.abc import Sequence
 
 from runtime.errors import ServiceError, UserError
