@@ -85,7 +85,7 @@ class CutWriter:
 
 
 class Batcher:
-    """`notify` wakes it: a group is final. `on_cut` is called when a batch is durable and announced."""
+    """`notify` wakes it: a group is final. `on_cut` is awaited when a batch is durable and announced."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Batcher:
         max_staleness: int,
         max_ahead: int,
         max_steps: int,
-        on_cut: Callable[[Cut], None],
+        on_cut: Callable[[Cut], Awaitable[None]],
     ) -> None:
         self._lineup = lineup
         self._server = server
@@ -123,7 +123,7 @@ class Batcher:
             cut = await self._next_cut()
             await self._room()
             await _to_the_end(self._ship(cut))
-            self._on_cut(cut)
+            await self._on_cut(cut)
 
     async def _next_cut(self) -> Cut:
         while not self._lineup.cuts:

@@ -8,7 +8,7 @@
 
 | loop      | consumes               | produces        | waits for                       | unblocked by                |
 |-----------|------------------------|-----------------|---------------------------------|-----------------------------|
-| scheduler | examples, free slots   | rollouts        | staleness budget, a free slot   | rollout, cut, new version   |
+| scheduler | examples, free slots   | rollouts        | staleness budget, a free slot   | finished rollout, version   |
 | collector | rollouts and failures  | final groups    | all members accounted for       | last member (has no task)   |
 | batcher   | complete batches       | durable batch N | head of the line; < `max_ahead` | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
@@ -21,7 +21,7 @@ plus less than a group per batch (`admission.py`); untrained batches <= `max_ahe
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from loguru import logger
@@ -206,8 +206,8 @@ class Orchestrator:
     def _wake_batcher(self) -> None:
         self._batcher.notify()
 
-    def _report(self, cut: Cut) -> None:
-        """A batch is durable and announced."""
+    async def _report(self, cut: Cut) -> None:
+        """A batch is durable and announced. The numbers are added up in a thread: a batch may hold thousands."""
         now, policy_s, trainer_s = (
             time.monotonic(),
             self._scheduler.waited_for_policy_s,
@@ -222,14 +222,10 @@ class Orchestrator:
             in_flight=self._scheduler.in_flight,
             live_version=self._policy.live,
         )
-        values = step_metrics(cut, times)
-        self._log_step(cut.step, values)
-        self._scheduler.notify()
-
-    def _log_step(self, step: int, values: Mapping[str, float]) -> None:
-        self._metrics.log(step, values)
-        self._health.progress(step=step, version=self._policy.live, in_flight=self._scheduler.in_flight)
-        logger.info(step_line(step, self._config.max_steps, values))
+        values = await asyncio.to_thread(step_metrics, cut, times)
+        await asyncio.to_thread(self._metrics.log, cut.step, values)
+        self._health.progress(step=cut.step, version=self._policy.live, in_flight=self._scheduler.in_flight)
+        logger.info(step_line(cut.step, self._config.max_steps, values))
 
 
 def open_outbox(run_dir: RunDir, run_id: str) -> Outbox:

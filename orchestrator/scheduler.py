@@ -36,7 +36,7 @@ class EnvSlot:
 
 
 class Scheduler:
-    """`notify` wakes it: a rollout finished, a batch was cut, a new version is live."""
+    """`notify` wakes it: a new version is live. A finished rollout wakes it, too."""
 
     def __init__(
         self,

@@ -56,8 +56,11 @@ class Bench:
             max_staleness=2,
             max_ahead=2,
             max_steps=4,
-            on_cut=lambda cut: self.steps.append(cut.step),
+            on_cut=self.shipped,
         )
+
+    async def shipped(self, cut: Cut) -> None:
+        self.steps.append(cut.step)
 
     def add_groups(self, number: int) -> None:
         for _ in range(number):
