@@ -6,6 +6,7 @@ ranks of the saving run do, and reads them back for any other number of ranks.
 
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ def save_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
     state = _live_tensors(model, optimizer) | _random_states(ranks)
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
     try:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # "assuming a single process": yes
+        with _quiet(ranks.is_distributed):
             state_dict_saver.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
     except CheckpointException as error:
         causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
@@ -40,7 +41,7 @@ def load_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
     reader = FileSystemReader(folder)
     saved = reader.read_metadata().state_dict_metadata
     random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
+    with _quiet(ranks.is_distributed):
         state_dict_loader.load(
             _live_tensors(model, optimizer) | random_states,
             storage_reader=reader,
@@ -59,9 +60,16 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
         for key, entry in metadata.items()
         if key.startswith(MODEL_PREFIX) and isinstance(entry, TensorStorageMetadata)
     }
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
+    with _quiet(is_distributed=False):
         state_dict_loader.load(state, storage_reader=reader, no_dist=True)
     return {key.removeprefix(MODEL_PREFIX): tensor for key, tensor in state.items()}
+
+
+def _quiet(is_distributed: bool) -> AbstractContextManager[object]:
+    """DCP warns that without a process group it assumes a single process, which is what we ask it for."""
+    if is_distributed:
+        return nullcontext()
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
 def _live_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

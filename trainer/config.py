@@ -81,8 +81,6 @@ class CheckpointConfig(Config):
 class WeightsConfig(Config):
     """Publishing policy versions."""
 
-    channel: Literal["filesystem"] = "filesystem"
-    """How weights reach the engines."""
     keep: int = Field(3, ge=2)
     """Newest publishes that stay on disk."""
 

@@ -11,7 +11,7 @@ from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
 from transport.outbox import batch_path
 
-HOPELESS = -1e30
+HOPELESS = -1e4
 """A log probability so low that the importance ratio is infinite."""
 
 

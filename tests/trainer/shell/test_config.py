@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from trainer.config import ExportConfig, ModelConfig, ScheduleConfig, TrainerConfig, WeightsConfig
+
+MODEL = ModelConfig(path=Path("model"), seq_len=128)
+
+
+def test_the_micro_batch_cap_is_the_sample_cap_unless_it_is_set():
+    assert TrainerConfig(model=MODEL).micro_batch_tokens == 128
+    assert TrainerConfig(model=MODEL, micro_batch_max_tokens=64).micro_batch_tokens == 64
+
+
+def test_a_micro_batch_cap_above_the_sample_cap_is_rejected():
+    with pytest.raises(ValidationError, match=r"micro_batch_max_tokens \(256\) is above model.seq_len \(128\)"):
+        TrainerConfig(model=MODEL, micro_batch_max_tokens=256)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_decaying_schedule_needs_an_end(kind):
+    with pytest.raises(ValidationError, match="needs max_steps"):
+        TrainerConfig(model=MODEL, schedule=ScheduleConfig(type=kind))
+    assert TrainerConfig(model=MODEL, schedule=ScheduleConfig(type=kind), max_steps=5).max_steps == 5
+
+
+def test_fewer_than_two_publishes_cannot_be_kept():
+    with pytest.raises(ValidationError, match="keep"):
+        WeightsConfig(keep=1)
+
+
+@pytest.mark.parametrize("sources", [{}, {"checkpoint": Path("c"), "run": Path("r")}])
+def test_an_export_has_exactly_one_source(sources):
+    with pytest.raises(ValidationError, match="either --checkpoint or --run"):
+        ExportConfig(out=Path("out"), **sources)
+
+
+def test_unknown_keys_are_errors():
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        TrainerConfig(model=MODEL, max_step=3)
