@@ -5,9 +5,9 @@ import math
 import msgspec
 import numpy as np
 
+from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion, Int32s, Job
-from inference.torch_engine.engine import EngineLimits
 from transport.errors import CodecError
 from transport.generation import GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor

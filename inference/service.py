@@ -8,22 +8,18 @@
 
 import asyncio
 from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
-import torch
 import uvloop
 from loguru import logger
-from transformers.utils import logging as transformers_logging
 
 from inference.admin_token import read_admin_token
 from inference.config import InferenceConfig
+from inference.engine import Engine
 from inference.server.app import make_app
-from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.listener import HttpListener
 from inference.server.metrics import ServerMetrics
 from inference.server.state import ServerState
-from inference.torch_engine.engine import EngineLimits, TorchEngine
-from inference.torch_engine.loading import eos_token_ids, load_slot_model
-from inference.torch_engine.slot_model import SlotModel
 from runtime.errors import ServiceError
 from runtime.health import Health
 from runtime.health_server import HealthServer
@@ -33,6 +29,9 @@ from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from inference.torch_engine.start import StartEngine
 
 SERVICE = "inference"
 
@@ -50,14 +49,12 @@ def serve(config: InferenceConfig) -> None:
         extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
         stack.enter_context(closing(extra))
         stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks"))
-        metric_log = stack.enter_context(closing(MetricLog(SERVICE, run_dir, config.metrics)))
         state = ServerState(
             model_names=(config.model.path.resolve().name, str(config.model.path)),
             admin_token=token,
             request_timeout_s=config.server.request_timeout_s,
             health=health,
             metrics=metrics,
-            metric_log=metric_log,
         )
         uvloop.run(_serve(config, state, run_dir, shutdown, extra.url))
 
@@ -68,6 +65,7 @@ async def _serve(
     stop = shutdown.event()
     async with HttpListener(make_app(state), config.server.host, config.server.port) as listener:
         engine = await _load(config, state)
+        state.metric_log = MetricLog(SERVICE, run_dir, config.metrics)
         try:
             addresses = {"http": listener.url, "health": health_url}
             run_dir.announce(SERVICE, ServiceInfo(health_url=f"{listener.url}/health", addresses=addresses))
@@ -78,44 +76,27 @@ async def _serve(
             run_dir.withdraw(SERVICE)
             state.health.stopping()
             await engine.stop(config.server.grace_s)
+            state.metric_log.close()
     logger.info("stopped")
 
 
-async def _load(config: InferenceConfig, state: ServerState) -> TorchEngine:
+async def _load(config: InferenceConfig, state: ServerState) -> Engine:
     """Load in a thread, so that `/health` answers meanwhile; then open the engine to requests."""
     with state.health.waiting(f"the model in {config.model.path}"):
-        model = await asyncio.to_thread(_load_model, config)
-        tokenizer = await asyncio.to_thread(ChatTokenizer, config.model.path)
-        engine = await _start_engine(config, state, model)
+        start = await asyncio.to_thread(_load_torch_engine, config)
+        engine, tokenizer = start(state.health.progress)
     state.loaded = (engine, tokenizer)
     state.metrics.watch(lambda: (engine.stats, engine.served))
     return engine
 
 
-def _load_model(config: InferenceConfig) -> SlotModel:
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(config.torch.num_threads)
-    return load_slot_model(config.model, config.torch.max_batch_size, config.torch.max_model_len)
+def _load_torch_engine(config: InferenceConfig) -> "StartEngine":
+    from inference.torch_engine.start import load_engine  # torch: seconds, after the port is bound and answers
+
+    return load_engine(config)
 
 
-async def _start_engine(config: InferenceConfig, state: ServerState, model: SlotModel) -> TorchEngine:
-    limits = EngineLimits(
-        vocab_size=model.hf.get_input_embeddings().num_embeddings,
-        max_model_len=config.torch.max_model_len,
-        max_batch_size=config.torch.max_batch_size,
-        max_waiting=config.torch.max_waiting,
-    )
-    return TorchEngine(
-        model,
-        limits,
-        eos_token_ids=eos_token_ids(config.model.path),
-        seed=config.seed,
-        run_id=config.run.name,
-        on_progress=state.health.progress,
-    )
-
-
-async def until_stopped(engine: TorchEngine, stop: asyncio.Event) -> None:
+async def until_stopped(engine: Engine, stop: asyncio.Event) -> None:
     """Return at a stop signal. Raises `ServiceError` if the engine dies first."""
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(engine.ended())]
     try:
@@ -128,7 +109,7 @@ async def until_stopped(engine: TorchEngine, stop: asyncio.Event) -> None:
         raise ServiceError(f"the engine died: {engine.failure!r}")
 
 
-def _describe(engine: TorchEngine) -> str:
+def _describe(engine: Engine) -> str:
     limits = engine.limits
     return (
         f"{limits.max_batch_size} sequences of up to {limits.max_model_len} tokens, digest {engine.served.digest[:8]}"

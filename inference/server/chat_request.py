@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Int32s, Job
 from inference.requests import check_job
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.chat_types import ChatRequest
-from inference.torch_engine.engine import EngineLimits
 
 MAX_CHOICES = 128
 _decoder = msgspec.json.Decoder(ChatRequest)

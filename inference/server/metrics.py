@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inference.torch_engine.engine import EngineStats
+from inference.engine import EngineStats
 from transport.generation import ServedWeights
 
 _PREFIX = "tandem_inference_"

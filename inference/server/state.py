@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from inference.engine import Engine
 from inference.errors import Unavailable, UnknownModel
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.metrics import ServerMetrics
-from inference.torch_engine.engine import TorchEngine
 from runtime.health import Health
 from runtime.metrics import MetricLog
 
 
 @dataclass(slots=True)
 class ServerState:
-    """`running` is None while the model loads."""
+    """`loaded` is None while the model loads."""
 
     model_names: tuple[str, ...]
     """Names a client may use; the first one is shown."""
@@ -23,10 +23,10 @@ class ServerState:
     health: Health
     metrics: ServerMetrics
     metric_log: MetricLog | None = None
-    loaded: "tuple[TorchEngine, ChatTokenizer] | None" = None
+    loaded: tuple[Engine, ChatTokenizer] | None = None
 
     @property
-    def engine(self) -> TorchEngine:
+    def engine(self) -> Engine:
         """The engine. Raises `Unavailable` while the model loads."""
         if self.loaded is None:
             raise Unavailable("the model is still loading")

@@ -21,7 +21,7 @@ from inference.torch_engine.sampling import sample
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.slot_model import SlotModel
 from inference.torch_engine.slots import SlotTable
-from inference.torch_engine.weights import VerifiedWeights, copy_into, model_digest
+from inference.torch_engine.weights import VerifiedWeights, check_fits, copy_into, model_digest
 from transport.generation import FinishReason, ServedWeights
 
 
@@ -51,6 +51,10 @@ class Decoder:
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
         return bool(self._waiting) or self.num_running > 0
+
+    def check_fits(self, weights: VerifiedWeights) -> None:
+        """Raise `WeightsRefused` unless `swap` can take `weights`. May be called from any thread."""
+        check_fits(self._model.hf, weights)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it joins at the next step with a free slot, in the order of arrival."""

@@ -3,12 +3,10 @@
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from transformers import PreTrainedModel
-
+from inference.engine import EngineLimits, EngineStats
 from inference.errors import QueueFull, Unavailable
 from inference.generation import Completion, Job
 from inference.torch_engine.counter_rng import stream_seed
@@ -16,42 +14,19 @@ from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine_thread import EngineThread
 from inference.torch_engine.inbox import Abort, Add, Inbox, SetPaused, Stop, Swap
 from inference.torch_engine.sequence import Finished, Sequence
-from inference.torch_engine.slot_model import SlotModel
-from inference.torch_engine.weights import VerifiedWeights, check_fits, read_publish
+from inference.torch_engine.weights import VerifiedWeights, read_publish
 from transport.generation import ServedWeights
 
 _T = TypeVar("_T")
 _SEED_MASK = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What a request must respect."""
-
-    vocab_size: int
-    max_model_len: int
-    max_batch_size: int
-    max_waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Numbers for people and metrics; totals since the start."""
-
-    running: int
-    waiting: int
-    paused: bool
-    decode_steps: int
-    sampled_tokens: int
-    prefilled_tokens: int
-
-
 class TorchEngine:
-    """All methods belong to the event loop it was made in. `failure` is set when the engine's thread dies."""
+    """Implements `Engine`, and hears of its thread as a `Listener`."""
 
     def __init__(
         self,
-        model: SlotModel,
+        decoder: Decoder,
         limits: EngineLimits,
         *,
         eos_token_ids: frozenset[int],
@@ -62,8 +37,7 @@ class TorchEngine:
         self.limits = limits
         self.eos_token_ids = eos_token_ids
         self.failure: Exception | None = None
-        self._model: PreTrainedModel = model.hf
-        self._decoder = Decoder(model, limits.max_batch_size, limits.max_model_len)
+        self._decoder = decoder
         self._seed = seed
         self._run_id = run_id
         self._keys = itertools.count()
@@ -172,7 +146,7 @@ class TorchEngine:
 
     def _read(self, manifest_path: Path, version: int) -> VerifiedWeights:
         weights = read_publish(manifest_path, version=version, run_id=self._run_id)
-        check_fits(self._model, weights)
+        self._decoder.check_fits(weights)
         return weights
 
     async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | SetPaused]") -> _T:

@@ -9,13 +9,15 @@ import torch
 from aiohttp.test_utils import TestClient, TestServer
 from transformers import PreTrainedModel
 
-from inference.config import ModelConfig
+from inference.config import InferenceConfig, ModelConfig
+from inference.engine import EngineLimits
 from inference.server.app import make_app
-from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.metrics import ServerMetrics
 from inference.server.state import ServerState
-from inference.torch_engine.engine import EngineLimits, TorchEngine
+from inference.torch_engine.decoder import Decoder
+from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import eos_token_ids, load_slot_model
+from inference.torch_engine.start import load_tokenizer
 from runtime.health import Health
 from tests.inference.tiny import VOCAB_SIZE, make_model, save_model
 
@@ -47,7 +49,7 @@ async def running_engine(
 ) -> AsyncIterator[TorchEngine]:
     """An engine over the model in `path`. Without `eos` random models do not stop by accident."""
     engine = TorchEngine(
-        load_slot_model(ModelConfig(path=path, device="cpu"), slots, length),
+        Decoder(load_slot_model(ModelConfig(path=path, device="cpu"), slots, length), slots, length),
         EngineLimits(VOCAB_SIZE, length, slots, max_waiting),
         eos_token_ids=eos_token_ids(path) if eos else frozenset(),
         seed=0,
@@ -80,7 +82,7 @@ async def running_client(
         metrics=ServerMetrics(),
     )
     if engine is not None:
-        state.loaded = (engine, ChatTokenizer(path))
+        state.loaded = (engine, load_tokenizer(InferenceConfig(model=ModelConfig(path=path))))
         state.metrics.watch(lambda: (engine.stats, engine.served))
         health.ready()
     async with TestClient(TestServer(make_app(state), handler_cancellation=True)) as client:

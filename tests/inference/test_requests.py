@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion
 from inference.requests import decode_generate, job_of, reply_of
-from inference.torch_engine.engine import EngineLimits
 from transport.codec import encode
 from transport.generation import GenerateRequest
 from transport.sample import VersionSpan

@@ -1,0 +1,80 @@
+"""`Engine`: what the HTTP server needs of an engine. Importing this imports no model library."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from inference.generation import Completion, Job
+from transport.generation import ServedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a request must respect."""
+
+    vocab_size: int
+    max_model_len: int
+    max_batch_size: int
+    max_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Numbers for people and metrics; totals since the start."""
+
+    running: int
+    waiting: int
+    paused: bool
+    decode_steps: int
+    sampled_tokens: int
+    prefilled_tokens: int
+
+
+class Engine(Protocol):
+    """All methods belong to the event loop it was made in."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Fixed at start-up."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end every generation."""
+        ...
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the engine died; None while it lives."""
+        ...
+
+    @property
+    def served(self) -> ServedWeights:
+        """Version and digest of the tensors that the engine computes with."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """A snapshot."""
+        ...
+
+    async def generate(self, job: Job) -> Completion:
+        """Run a job that fits `limits`. Cancelling frees its slot. Raises `QueueFull`, `Unavailable` or
+        `NonFiniteLogits`."""
+        ...
+
+    async def apply_weights(self, manifest_path: Path, version: int) -> ServedWeights:
+        """Verify a publish, then swap it in between two decode steps. Raises `WeightsRefused`: nothing changed."""
+        ...
+
+    async def set_paused(self, paused: bool) -> bool:
+        """Stop or resume decoding. Requests are accepted and wait; none is lost."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more jobs, give the open ones `grace_s` to finish, end the rest with `Unavailable`. Idempotent."""
+        ...
+
+    async def ended(self) -> None:
+        """Return when the engine has ended, by `stop` or by death."""
+        ...
