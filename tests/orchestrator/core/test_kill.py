@@ -3,6 +3,7 @@
 import random
 import signal
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -88,8 +89,11 @@ def test_health_says_what_the_orchestrator_waits_for(tmp_path: Path) -> None:
         url = services.read_services()["orchestrator"].health_url
 
         def is_waiting() -> bool:
-            with urllib.request.urlopen(url, timeout=5) as reply:
-                return b"policy version 1 from the trainer" in reply.read()
+            try:
+                with urllib.request.urlopen(url, timeout=5) as reply:
+                    return b"policy version 1 from the trainer" in reply.read()
+            except urllib.error.HTTPError:  # 503: still starting
+                return False
 
         poll_until(is_waiting, "the scheduler to wait for a version", child)
 
