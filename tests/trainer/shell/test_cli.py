@@ -80,8 +80,8 @@ def test_a_second_trainer_of_the_same_run_is_refused(model_path, recording, tmp_
         run(arguments(model_path, tmp_path, "run", "--replay", str(recording)))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_a_user_error():
+def test_a_gpu_that_is_not_there_is_a_user_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="no GPU"):
         choose_device("cuda", 0)
 

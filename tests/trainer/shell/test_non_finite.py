@@ -11,13 +11,13 @@ from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
 from transport.outbox import batch_path
 
-HOPELESS = -1e4
-"""A log probability so low that the importance ratio is infinite."""
+HOPELESS = 3e38
+"""An advantage so large that two of them do not add up to a finite loss."""
 
 
 def record(folder: Path, bad_steps: set[int], num_steps: int) -> Path:
     for step in range(1, num_steps + 1):
-        batch = make_batch("run", step, logprob=HOPELESS if step in bad_steps else -4.0)
+        batch = make_batch("run", step, scale=HOPELESS if step in bad_steps else 1.0)
         write_durably(batch_path(folder, step), file_chunks(batch))
     return folder
 

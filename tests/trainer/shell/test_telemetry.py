@@ -1,5 +1,6 @@
 import time
 
+import msgspec
 import pytest
 
 from runtime.health import Health
@@ -29,9 +30,10 @@ def test_metrics_of_one_optimizer_step_are_not_changed():
     assert merge_metrics([report(loss=1.0)]) == {"loss": 1.0}
 
 
-@pytest.mark.parametrize(("step", "age"), [(1, 0.0), (3, 0.0)])
-def test_staleness_is_counted_from_the_version_that_is_trained(step, age):
-    batch = Batch(make_batch("run", step).manifest, source=None)
+@pytest.mark.parametrize(("trained_at", "age"), [(3, 0.0), (5, 2.0)])
+def test_staleness_is_counted_from_the_version_that_is_trained(trained_at, age):
+    sampled_by_version_2 = make_batch("run", 3).manifest
+    batch = Batch(msgspec.structs.replace(sampled_by_version_2, step=trained_at), source=None)
     assert staleness(batch) == {"staleness/mean": age, "staleness/max": age}
 
 
