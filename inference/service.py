@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import uvloop
 from loguru import logger
 
-from inference.admin_token import read_admin_token
 from inference.config import InferenceConfig
 from inference.engine import Engine
 from inference.server.app import make_app
@@ -26,6 +25,7 @@ from runtime.health_server import HealthServer
 from runtime.logging import setup_logging
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
+from runtime.secret_file import read_or_make_secret
 from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
@@ -38,7 +38,7 @@ SERVICE = "inference"
 
 def serve(config: InferenceConfig) -> None:
     """Serve until a stop signal. Raises `ServiceError` when the engine dies, `UserError` for what the user can mend."""
-    token = None if config.admin_token_file is None else read_admin_token(config.admin_token_file)
+    token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
     run_dir = RunDir(config.run.path).create()
     health = Health(SERVICE, config.stall_timeout_s)
     metrics = ServerMetrics()

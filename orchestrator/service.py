@@ -7,11 +7,9 @@
 """
 
 import asyncio
-import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import uvloop
 from loguru import logger
@@ -33,6 +31,7 @@ from runtime.logging import setup_logging
 from runtime.loop_lag import LoopLag
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
+from runtime.secret_file import read_or_make_secret
 from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
@@ -52,23 +51,10 @@ class Backend:
 
 def load_backend(config: OrchestratorConfig) -> Backend:
     """The backend that the config names, not started. Raises `UserError`."""
-    token = None if config.admin_token_file is None else read_admin_token(config.admin_token_file)
+    token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
     engine = HttpEngine(config.engines, token)
     tokenizer = Tokenizer.from_folder(config.model.path)
     return Backend(engine, [load_env(env, engine, tokenizer) for env in config.envs])
-
-
-def read_admin_token(path: Path) -> str:
-    """The token for the admin routes of the engines. Raises `UserError` if it is missing or others can read it."""
-    try:
-        mode, token = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read --admin-token-file {path}: {error}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UserError(f"--admin-token-file {path} can be read by others: chmod 600 {path}")
-    if not token:
-        raise UserError(f"--admin-token-file {path} is empty")
-    return token
 
 
 def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig], Backend] = load_backend) -> None:

@@ -1,6 +1,5 @@
 """`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine with one command."""
 
-import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from runtime.rl_config import RlConfig, compose, free_port
 from runtime.run_dir import RunDir
 from runtime.run_monitor import RunMonitor
 from runtime.run_summary import summarize
+from runtime.secret_file import read_or_make_secret
 from runtime.service import run_main
 from runtime.services import ServiceSpec, find_services
 from runtime.shutdown import Shutdown
@@ -97,8 +97,6 @@ def write_configs(config: RlConfig, run_dir: RunDir) -> None:
 def ensure_token(config: RlConfig, run_dir: RunDir) -> None:
     """Make the admin token of the run unless it exists. A file that the user names must exist already."""
     path = config.admin_token_file or run_dir.admin_token
-    if path.exists():
-        return
-    if path != run_dir.admin_token:
+    if path != run_dir.admin_token and not path.exists():
         raise UserError(f"admin_token_file = {path} does not exist")
-    atomic_write(path, secrets.token_urlsafe(32).encode(), mode=0o600)
+    read_or_make_secret(path)

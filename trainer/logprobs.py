@@ -33,7 +33,8 @@ class _ChunkedHead(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, temperatures: Tensor, chunk_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        log_normalisers, logprobs, entropies = hidden.new_empty((3, len(labels)), dtype=torch.float32).unbind()
+        # Three tensors, not views of one: FSDP hooks the outputs of a module and cannot follow views.
+        log_normalisers, logprobs, entropies = (hidden.new_empty(len(labels), dtype=torch.float32) for _ in range(3))
         for chunk in _chunks(len(labels), chunk_tokens):
             logits = _logits(hidden[chunk], head, temperatures[chunk])
             normaliser = logits.logsumexp(-1)

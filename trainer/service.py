@@ -33,6 +33,7 @@ from trainer.losses.factory import make_loss
 from trainer.model import load_policy
 from trainer.non_finite import NonFiniteGuard
 from trainer.optimizer import make_optimizer
+from trainer.oracle import verify_packing
 from trainer.orchestrator_link import OrchestratorLink
 from trainer.progress import Progress
 from trainer.publish import Publisher
@@ -95,6 +96,7 @@ class TrainerProcess:
         with self.health.waiting("the model to load"):
             policy = load_policy(config.model, ranks.device)
             shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
+            verify_packing(policy, ranks.device)
         optimizer = make_optimizer(policy.causal_lm, config.optimizer)
         origin = Origin(config.run.name, config_digest(config), config.model.path)
         checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)

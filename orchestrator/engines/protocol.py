@@ -21,8 +21,8 @@ class Engine(Protocol):
         ...
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """Sample. The reply is validated: lengths agree, log probabilities are finite and <= 0, ids are in the vocabulary,
-        version spans cover every token. Raises `EngineError` or `InvalidResponse`."""
+        """Sample. The reply is validated: lengths agree, log probabilities are finite and <= 0, ids are in the
+        vocabulary, version spans cover every token. Raises `EngineError` or `InvalidResponse`."""
         ...
 
     async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:

@@ -25,7 +25,7 @@ class RolloutRequest:
 
 
 class EnvAdapter(Protocol):
-    """One environment. Never raises from `run`: every failure is a `Failure` with its reason. Cancellation propagates."""
+    """One environment. `run` never raises: a failure is a `Failure` with its reason. Cancellation propagates."""
 
     name: str
     scores_jointly: bool
