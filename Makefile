@@ -19,6 +19,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.tandem-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport orchestrator trainer inference runtime examples
+LINTED := $(CODE) tests benchmarks
 
 # Without bytecode every process compiles torch and transformers anew: imports take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,14 +52,14 @@ test-all: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: $(INSTALLED)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(LINTED)
+	$(BIN)/ruff format $(LINTED)
 
 bench: $(INSTALLED)
 	set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file; done
