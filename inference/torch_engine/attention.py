@@ -45,28 +45,43 @@ class Prefill:
 
 
 class Decode:
-    """Position `positions[i]` of slot `i`, for all running slots."""
+    """Position `positions[i]` of slot `i`, for all running slots; `length` is the highest position plus one."""
 
     def __init__(self, cache: SlotCache, positions: Tensor, length: int) -> None:
         self.max_length = cache.max_length
         self._cache = cache
         self._positions = positions
-        self._rows = torch.arange(len(positions), device=positions.device)
         self._length = length
-        unseen = torch.arange(length, device=positions.device) > positions[:, None]
-        self._mask = torch.zeros(unseen.shape, device=positions.device).masked_fill_(unseen, -torch.inf)[:, None, None]
+        self._by_heads: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `Slots`. For one query position two batched matrix products beat the fused kernels on a CPU."""
+        """See `Slots`. For one query position two batched matrix products beat the fused kernels on a CPU.
+
+        Every pair of slot and key/value head is one matrix of the batch; query heads that share it are its rows.
+        """
         keys, values = self._cache.layer(layer, key, value)
-        keys[self._rows, :, self._positions] = key[:, :, 0]
-        values[self._rows, :, self._positions] = value[:, :, 0]
         batch, num_heads, _, size = query.shape
-        num_kv_heads = keys.shape[1]
-        grouped = query.reshape(batch, num_kv_heads, num_heads // num_kv_heads, size) * scaling
-        scores = torch.matmul(grouped, keys[:batch, :, : self._length].transpose(2, 3))
-        probs = torch.softmax(scores + self._mask, dim=-1, dtype=torch.float32).to(value.dtype)
-        return torch.matmul(probs, values[:batch, :, : self._length]).reshape(batch, 1, num_heads, -1)
+        groups = key.shape[1]
+        places, mask = self._for_heads(groups, query.dtype)
+        keys.view(-1, size).index_copy_(0, places, key.reshape(-1, size))
+        values.view(-1, value.shape[3]).index_copy_(0, places, value.reshape(-1, value.shape[3]))
+        seen_keys = keys.flatten(0, 1)[: batch * groups, : self._length]
+        seen_values = values.flatten(0, 1)[: batch * groups, : self._length]
+        rows = query.reshape(batch * groups, num_heads // groups, size)
+        scores = torch.baddbmm(mask, rows, seen_keys.transpose(1, 2), alpha=scaling)
+        probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+        return torch.bmm(probs, seen_values).view(batch, 1, num_heads, -1)
+
+    def _for_heads(self, groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Where in the flattened cache this step writes, and the additive mask `[B * G, 1, L]`. Once per step."""
+        if groups not in self._by_heads:
+            device = self._positions.device
+            positions = self._positions.repeat_interleave(groups)
+            places = torch.arange(len(positions), device=device) * self.max_length + positions
+            unseen = torch.arange(self._length, device=device) > positions[:, None]
+            mask = torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, -torch.inf)
+            self._by_heads[groups] = (places, mask[:, None])
+        return self._by_heads[groups]
 
 
 def slot_attention(

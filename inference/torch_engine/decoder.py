@@ -108,17 +108,17 @@ class Decoder:
     def _next_logits(self) -> Tensor:
         last = self._table.lengths[: self.num_running] - 1
         newest = self._table.tokens[np.arange(self.num_running), last]
-        return self._model.decode(newest, torch.from_numpy(last))
+        return self._model.decode(newest, last)
 
     def _sample(self, logits: Tensor) -> list[int]:
         """Append one token to every running sequence; returns the tokens."""
-        table, num, device = self._table, self.num_running, logits.device
+        table, num = self._table, self.num_running
         num_sampled = (table.lengths[:num] - table.prompt_lengths[:num]).astype(np.uint64)
         sampled = sample(
             logits,
-            torch.from_numpy(table.temperatures[:num]).to(device),
-            torch.from_numpy(table.top_ps[:num]).to(device),
-            torch.from_numpy(uniforms(table.seeds[:num], num_sampled)).to(device),
+            table.temperatures[:num],
+            table.top_ps[:num],
+            uniforms(table.seeds[:num], num_sampled),
         )
         self._keep_top_logprobs(sampled.all_logprobs)
         tokens = sampled.tokens.to("cpu", torch.int32).numpy()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
@@ -74,7 +75,7 @@ def _with_slot_attention(model: PreTrainedModel, num_slots: int, max_length: int
         model.set_attn_implementation(ATTENTION_NAME)
         slots = SlotModel(model, num_slots, max_length)
         slots.prefill({slot: row[:-1] for slot, row in enumerate(rows)})
-        logits = slots.decode(rows[:, -1], torch.full((len(rows),), rows.shape[1] - 1))
+        logits = slots.decode(rows[:, -1], np.full(len(rows), rows.shape[1] - 1))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the torch engine cannot serve {type(model).__name__} in {path}: {error}") from error
     difference = float((torch.log_softmax(logits.float(), -1) - expected).abs().max())

@@ -5,8 +5,15 @@ Shapes: B sequences, V vocabulary.
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from inference.generation import Floats
+from transport.tensor import Array
+
+Doubles = npt.NDArray[np.float64]
 
 
 class Sampled(NamedTuple):
@@ -20,17 +27,23 @@ class Sampled(NamedTuple):
     """float32[B, V], the distribution `logprobs` was read from."""
 
 
-def sample(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Sampled:
+def sample(logits: Tensor, temperature: Floats, top_p: Floats, uniform: Doubles) -> Sampled:
     """Row `i` is greedy where `temperature[i]` is 0, else drawn with `uniform[i]` in [0, 1) by inverse CDF.
 
-    A row with a NaN gets some valid token and a non-finite log probability: the caller decides what that means.
+    What steers the rows is on the host: which work they need is known without waiting for the device. A row with a NaN
+    gets some valid token and a non-finite log probability: the caller decides what that means.
     """
+    all_logprobs = torch.log_softmax(_tempered(logits.float(), temperature), dim=-1)
+    tokens = _draw(_truncate(all_logprobs.double().exp(), top_p), _like(uniform, logits))
     greedy = temperature == 0
-    scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
-    all_logprobs = torch.log_softmax(scaled, dim=-1)
-    tokens = _draw(_truncate(all_logprobs.double().exp(), top_p), uniform)
-    tokens = torch.where(greedy, all_logprobs.argmax(dim=-1), tokens)
+    if greedy.any():
+        tokens = torch.where(_like(greedy, logits), all_logprobs.argmax(dim=-1), tokens)
     return Sampled(tokens, all_logprobs.gather(1, tokens[:, None])[:, 0], all_logprobs)
+
+
+def _tempered(logits: Tensor, temperature: Floats) -> Tensor:
+    divisor = np.where(temperature == 0, np.float32(1), temperature)
+    return logits if (divisor == 1).all() else logits / _like(divisor, logits)[:, None]
 
 
 def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
@@ -40,12 +53,18 @@ def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
     return tokens.clamp_(max=probs.shape[1] - 1)
 
 
-def _truncate(probs: Tensor, top_p: Tensor) -> Tensor:
+def _truncate(probs: Tensor, top_p: Floats) -> Tensor:
     """Zero all but the smallest set of likeliest tokens whose mass reaches `top_p`. Rows with `top_p` 1 stay whole."""
-    rows = (top_p < 1).nonzero()[:, 0]
-    if rows.numel() == 0:
+    narrowed = np.flatnonzero(top_p < 1)
+    if len(narrowed) == 0:
         return probs
+    rows = _like(narrowed, probs)
     ordered, order = probs[rows].sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.cumsum(dim=-1) - ordered
-    kept = torch.where(mass_before < top_p[rows, None], ordered, 0.0)
+    kept = torch.where(mass_before < _like(top_p[narrowed], probs)[:, None], ordered, 0.0)
     return probs.index_copy(0, rows, torch.zeros_like(kept).scatter_(1, order, kept))
+
+
+def _like(array: Array, tensor: Tensor) -> Tensor:
+    """`array` on the device of `tensor`."""
+    return torch.from_numpy(array).to(tensor.device)

@@ -1,5 +1,7 @@
 """`SlotModel`: a Hugging Face causal LM that reads and writes a `SlotCache`."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -9,6 +11,7 @@ from inference.torch_engine.attention import Decode, Prefill
 from inference.torch_engine.kv_cache import SlotCache
 from inference.torch_engine.prefill_plan import pad_right, plan_prefill
 
+Int64s = npt.NDArray[np.int64]
 MAX_PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward: bounds its memory, and how long running sequences wait for it."""
 
@@ -29,15 +32,14 @@ class SlotModel:
         for source, targets in plan.copies.items():
             self.cache.copy(self._indices([source]), self._indices(targets), len(tokens[source]))
 
-    def decode(self, tokens: Int32s, positions: Tensor) -> Tensor:
+    def decode(self, tokens: Int32s, positions: Int64s) -> Tensor:
         """Feed `tokens[i]` at `positions[i]` of slot `i`; returns the logits `[B, V]` of the next tokens."""
-        length = int(positions.max()) + 1
-        where = positions.to(self.device)
+        where = torch.from_numpy(positions).to(self.device)
         output = self.hf(
             input_ids=torch.from_numpy(tokens)[:, None].to(self.device),
             position_ids=where[:, None],
             use_cache=False,
-            slots=Decode(self.cache, where, length),
+            slots=Decode(self.cache, where, int(positions.max()) + 1),
         )
         logits: Tensor = output.logits[:, -1]
         return logits

@@ -8,17 +8,15 @@ from inference.torch_engine.sampling import sample
 
 
 def draw(logits: torch.Tensor, uniform: float, temperature: float = 1.0, top_p: float = 1.0) -> tuple[int, float]:
-    sampled = sample(
-        logits[None], torch.tensor([temperature]), torch.tensor([top_p]), torch.tensor([uniform], dtype=torch.float64)
-    )
+    sampled = sample(logits[None], np.float32([temperature]), np.float32([top_p]), np.float64([uniform]))
     return int(sampled.tokens[0]), float(sampled.logprobs[0])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_are_the_tempered_probabilities(temperature: float) -> None:
     logits, num = torch.randn(9, generator=torch.Generator().manual_seed(0)), 20_000
-    uniform = (torch.arange(num, dtype=torch.float64) + 0.5) / num  # evenly spread: frequencies are exact up to 1 / num
-    sampled = sample(logits.expand(num, 9), torch.full((num,), temperature), torch.ones(num), uniform)
+    uniform = (np.arange(num) + 0.5) / num  # evenly spread: frequencies are exact up to 1 / num
+    sampled = sample(logits.expand(num, 9), np.full(num, temperature, np.float32), np.ones(num, np.float32), uniform)
     frequencies = torch.bincount(sampled.tokens, minlength=9) / num
     torch.testing.assert_close(frequencies, (logits / temperature).softmax(0), atol=2 / num, rtol=0)
 
@@ -53,9 +51,9 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
 
 def test_rows_do_not_influence_each_other() -> None:
     logits = torch.randn(6, 20, generator=torch.Generator().manual_seed(1))
-    temperature = torch.tensor([1.0, 0.0, 0.5, 1.0, 2.0, 1.0])
-    top_p = torch.tensor([1.0, 1.0, 0.5, 0.1, 1.0, 0.9])
-    uniform = torch.linspace(0.05, 0.95, 6, dtype=torch.float64)
+    temperature = np.float32([1.0, 0.0, 0.5, 1.0, 2.0, 1.0])
+    top_p = np.float32([1.0, 1.0, 0.5, 0.1, 1.0, 0.9])
+    uniform = np.linspace(0.05, 0.95, 6)
     together = sample(logits, temperature, top_p, uniform)
     for row in range(6):
         alone = draw(logits[row], float(uniform[row]), float(temperature[row]), float(top_p[row]))
