@@ -15,9 +15,26 @@ class ModelConfig(Config):
     """Hugging Face folder with `tokenizer.json` and the chat template."""
 
 
+class ScriptedEngineConfig(Config):
+    """The engine of `backend = "scripted"`: no model; what it says depends on a request's seed and prompt alone."""
+
+    replies: tuple[str, ...] = ()
+    """Texts to answer with, each as often as it is listed; none: random tokens, which no environment rewards."""
+    latency_s: float = Field(0.0, ge=0)
+    """Median seconds of one answer."""
+    latency_spread: float = Field(0.0, ge=0)
+    """Standard deviation of the logarithm of the latency; 0: every answer takes `latency_s`."""
+    seed: int = Field(0, ge=0)
+    """Another seed gives other answers to the same requests."""
+
+
 class EnginesConfig(Config):
     """The inference engines."""
 
+    backend: Literal["http", "scripted"] = "http"
+    """`http`: inference servers at `urls`; `scripted`: answers made up in this process, for tests and benchmarks."""
+    scripted: ScriptedEngineConfig = ScriptedEngineConfig()
+    """What the scripted engine says."""
     urls: tuple[str, ...] = ("http://127.0.0.1:8000",)
     """Base URLs of the engines; requests go to the one with the least in flight."""
     request_timeout_s: float = Field(120.0, gt=0)
@@ -87,6 +104,8 @@ class BatchServerConfig(Config):
     """Seconds of silence after which a trainer rank counts as dead."""
     max_ahead: int = Field(2, ge=1)
     """Batches that may lie untrained in the outbox."""
+    record_batches: bool = False
+    """Keep batches that were committed in `outbox/retired/`, so that `trainer --replay runs/NAME/outbox` finds all."""
 
 
 class OrchestratorConfig(ServiceConfig):

@@ -228,9 +228,9 @@ class Orchestrator:
         logger.info(step_line(cut.step, self._config.max_steps, values))
 
 
-def open_outbox(run_dir: RunDir, run_id: str) -> Outbox:
+def open_outbox(run_dir: RunDir, run_id: str, *, keep_retired: bool = False) -> Outbox:
     """The durable batches of the run. Raises `StorageError` when they cannot be trusted."""
     try:
-        return Outbox(run_dir.outbox, run_id)
+        return Outbox(run_dir.outbox, run_id, keep_retired=keep_retired)
     except OutboxError as error:
         raise StorageError(str(error)) from error

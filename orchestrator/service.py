@@ -16,7 +16,7 @@ from loguru import logger
 from prometheus_client import CollectorRegistry
 
 from orchestrator.config import OrchestratorConfig
-from orchestrator.engines.http import HttpEngine
+from orchestrator.engines.factory import make_engine
 from orchestrator.engines.protocol import Engine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter
@@ -31,7 +31,6 @@ from runtime.logging import setup_logging
 from runtime.loop_lag import LoopLag
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
-from runtime.secret_file import read_or_make_secret
 from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
@@ -51,9 +50,8 @@ class Backend:
 
 def load_backend(config: OrchestratorConfig) -> Backend:
     """The backend that the config names, not started. Raises `UserError`."""
-    token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
-    engine = HttpEngine(config.engines, token)
     tokenizer = Tokenizer.from_folder(config.model.path)
+    engine = make_engine(config, tokenizer)
     return Backend(engine, [load_env(env, engine, tokenizer) for env in config.envs])
 
 
@@ -101,7 +99,8 @@ class _Process:
         logger.info("stopped")
 
     async def _run(self, stop: asyncio.Event) -> None:
-        config, outbox = self.config, open_outbox(self.run_dir, self.config.run.name)
+        config = self.config
+        outbox = open_outbox(self.run_dir, config.run.name, keep_retired=config.server.record_batches)
         async with BatchServer(config.server.endpoint, outbox, peer_timeout_s=config.server.peer_timeout_s) as server:
             orchestrator = Orchestrator(
                 config, self.run_dir, self.backend.engine, self.backend.adapters, server, self.health, self.metrics

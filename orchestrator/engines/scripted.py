@@ -1,18 +1,22 @@
 """`ScriptedEngine`: an engine without a model, for tests, benchmarks and simulation.
 
-What it samples is a pure function of the request's seed and prompt, so two runs with the same requests are equal.
-Latency, versions and failures are scripted by the caller.
+What it samples is a pure function of the request's seed and prompt, not of time or of the policy version, so two runs
+with the same requests are equal. Latency, versions and failures are scripted by the caller, or by the config
+(`engines.scripted`).
 """
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xxhash
 
+from orchestrator.config import ScriptedEngineConfig
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.validation import check_reply
 from orchestrator.rollout import Int32s
+from orchestrator.tokenizer import Tokenizer
 from transport.generation import FinishReason, GenerateReply, GenerateRequest, ServedWeights
 from transport.sample import VersionSpan
 from transport.tensor import EncodedTensor
@@ -95,8 +99,38 @@ class ScriptedEngine:
         return np.append(others[:-1], self.eos_id).astype(np.int32)
 
 
-def _rng(request: GenerateRequest) -> np.random.Generator:
+def from_config(config: ScriptedEngineConfig, tokenizer: Tokenizer) -> ScriptedEngine:
+    """The engine that `engines.scripted` describes, for the vocabulary of `tokenizer`."""
+    eos_id = min(tokenizer.eos_ids)
+    replies = [np.append(tokenizer.encode(text), eos_id).astype(np.int32) for text in config.replies]
+    return ScriptedEngine(
+        tokenizer.vocab_size,
+        eos_id,
+        script=one_of(replies, config.seed) if replies else None,
+        latency=log_normal(config) if config.latency_s else None,
+    )
+
+
+def one_of(replies: Sequence[Int32s], seed: int) -> Script:
+    """Each request gets one of `replies`."""
+    return lambda request: replies[int(_rng(request, "reply", seed).integers(len(replies)))]
+
+
+def log_normal(config: ScriptedEngineConfig) -> Latency:
+    """Each request gets a latency around `config.latency_s`, which must not be 0."""
+
+    def latency(request: GenerateRequest, _: int) -> float:
+        spread = float(_rng(request, "latency", config.seed).normal())
+        return config.latency_s * math.exp(config.latency_spread * spread)
+
+    return latency
+
+
+def _rng(request: GenerateRequest, purpose: str = "", seed: int = 0) -> np.random.Generator:
+    """Random numbers of this request; other ones for another purpose."""
     state = xxhash.xxh3_64(request.token_ids.data, seed=(request.seed or 0) & (2**64 - 1))
+    if purpose:
+        state.update(f"{purpose} {seed}".encode())
     return np.random.default_rng(state.intdigest())
 
 

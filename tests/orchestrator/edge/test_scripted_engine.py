@@ -3,8 +3,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from orchestrator.config import ScriptedEngineConfig
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
-from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.engines.scripted import ScriptedEngine, from_config, log_normal
+from orchestrator.tokenizer import Tokenizer
 from transport.generation import GenerateReply, GenerateRequest
 from transport.sample import VersionSpan
 from transport.tensor import EncodedTensor
@@ -96,3 +98,38 @@ async def test_latency_is_asked_per_request() -> None:
     engine = ScriptedEngine(100, EOS, latency=lambda request, count: asked.append(count) or 0.0)
     reply = await engine.generate(ask())
     assert asked == [reply.token_ids.shape[0]]
+
+
+def configured(tokenizer: Tokenizer, **settings: object) -> ScriptedEngine:
+    return from_config(ScriptedEngineConfig.model_validate(settings), tokenizer)
+
+
+async def texts(engine: ScriptedEngine, tokenizer: Tokenizer, count: int = 200) -> list[str]:
+    return [tokenizer.decode((await engine.generate(ask(seed=seed))).token_ids.numpy()) for seed in range(count)]
+
+
+async def test_configured_replies_are_drawn_as_often_as_they_are_listed(tokenizer: Tokenizer) -> None:
+    said = await texts(configured(tokenizer, replies=["yes", "no", "no"]), tokenizer)
+    assert set(said) == {"yes", "no"}
+    assert 0.55 < said.count("no") / len(said) < 0.8
+
+
+async def test_configured_replies_depend_on_the_seed_and_not_on_the_version(tokenizer: Tokenizer) -> None:
+    engine = configured(tokenizer, replies=["yes", "no"])
+    before = await texts(engine, tokenizer)
+    await engine.apply_weights("manifest", 7, "seven")
+    assert await texts(engine, tokenizer) == before
+    assert await texts(configured(tokenizer, replies=["yes", "no"], seed=1), tokenizer) != before
+
+
+async def test_without_configured_replies_the_tokens_are_random(tokenizer: Tokenizer) -> None:
+    assert len(set(await texts(configured(tokenizer), tokenizer))) > 100
+
+
+async def test_configured_latency_is_drawn_per_request_and_repeats(tokenizer: Tokenizer) -> None:
+    latency = log_normal(ScriptedEngineConfig(latency_s=0.2, latency_spread=0.5))
+    drawn = [latency(ask(seed=seed), 1) for seed in range(400)]
+    assert drawn == [latency(ask(seed=seed), 1) for seed in range(400)]
+    assert 0.17 < float(np.median(drawn)) < 0.23
+    assert 0.45 < float(np.std(np.log(drawn))) < 0.55
+    assert {log_normal(ScriptedEngineConfig(latency_s=0.2))(ask(seed=seed), 1) for seed in range(9)} == {0.2}
