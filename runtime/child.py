@@ -12,6 +12,8 @@ from runtime.log_file import LogFile
 
 TAIL_LINES = 20
 """Last lines that are shown when a service dies."""
+KILL_TIMEOUT_S = 10.0
+"""Seconds to wait for a killed process that is stuck in the kernel."""
 MAX_LINE_BYTES = 1 << 16
 """Longer lines are cut into pieces."""
 
@@ -68,7 +70,7 @@ class Child:
         """End it and its process group at once."""
         if self.exit_code is None:
             os.killpg(self.pid, signal.SIGKILL)
-            self._process.wait()
+            self.wait(KILL_TIMEOUT_S)
 
     def wait(self, timeout_s: float) -> bool:
         """True if it ended within `timeout_s`."""

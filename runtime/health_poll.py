@@ -22,6 +22,7 @@ class HealthPoll:
         self._run_dir = run_dir
         self._services = tuple(services)
         self._reports: dict[str, Report] = {}
+        self._ready: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="health poll", daemon=True)
 
@@ -36,8 +37,8 @@ class HealthPoll:
             self._thread.join(timeout=TIMEOUT_S * len(self._services))
 
     def is_ready(self, service: str) -> bool:
-        """True once `service` has said that it works."""
-        return self._reports.get(service, {}).get("status") in (Status.OK, Status.STOPPING)
+        """True from the moment on that `service` said that it works, also when it has ended since."""
+        return service in self._ready
 
     def waits(self) -> dict[str, str]:
         """What each service says it waits for; services that wait for nothing are left out."""
@@ -49,8 +50,11 @@ class HealthPoll:
         while not self._stop.wait(POLL_S):
             announced = self._run_dir.read_services()
             for name in self._services:
-                if name in announced and announced[name].health_url:
-                    self._reports[name] = fetch_health(announced[name].health_url)
+                url = announced[name].health_url if name in announced else ""
+                report = fetch_health(url) if url else {}
+                self._reports[name] = report  # one that ended waits for nothing any more
+                if report.get("status") in (Status.OK, Status.STOPPING):
+                    self._ready.add(name)
 
 
 def fetch_health(url: str, timeout_s: float = TIMEOUT_S) -> Report:

@@ -1,5 +1,8 @@
 """The last words of `rl`: what came out, where it is, how to look at it."""
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 from runtime.progress import Progress, reward_change, sparkline
@@ -14,12 +17,22 @@ def summarize(run_dir: RunDir, progress: Progress, *, seconds: float, finished: 
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is not None:
         lines.append(f"  checkpoint     {checkpoint}")
-        lines.append(f"  export         trainer export --checkpoint {checkpoint} --out {run_dir.path / 'model'}")
+        lines.append(
+            f"  export         {command('trainer')} export --checkpoint {checkpoint} --out {run_dir.path / 'model'}"
+        )
     lines.append(f"  metrics        {run_dir.metrics}/*.jsonl")
     if (run_dir.metrics / "tensorboard").is_dir():
-        lines.append(f"  look at them   tensorboard --logdir {run_dir.metrics / 'tensorboard'}")
+        lines.append(f"  look at them   {command('tensorboard')} --logdir {run_dir.metrics / 'tensorboard'}")
     lines.append(f"  logs           {run_dir.logs}")
     return "\n".join(lines)
+
+
+def command(name: str) -> str:
+    """How to call a console script of this installation: by its name if the shell finds it, else by its path."""
+    script = Path(sys.executable).with_name(name)
+    if shutil.which(name) is not None or not script.exists():
+        return name
+    return os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)
 
 
 def newest_checkpoint(run_dir: RunDir) -> Path | None:

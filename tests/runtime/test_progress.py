@@ -15,7 +15,7 @@ from runtime.progress import Progress, advance, plain_line, reward_change, spark
 from runtime.progress_view import LiveView, PlainView, make_view
 from runtime.run_dir import RunDir
 from runtime.run_monitor import RunMonitor
-from runtime.run_summary import newest_checkpoint, summarize
+from runtime.run_summary import command, newest_checkpoint, summarize
 from runtime.service_info import ServiceInfo
 from tests.conftest import Poll
 
@@ -138,6 +138,11 @@ def test_monitor_says_who_waits_for_what(run_dir: RunDir, eventually: Poll) -> N
         health.ready()
         health.waiting_for("")
         eventually(lambda: monitor.health.is_ready("trainer") and monitor.poll()[-1].waits == {})
+        health.waiting_for("batch 8")
+        eventually(lambda: monitor.poll()[-1].waits == {"trainer": "batch 8"})
+        run_dir.withdraw("trainer")  # it ended: it waits for nothing, but it was ready once
+        eventually(lambda: monitor.poll()[-1].waits == {})
+        assert monitor.health.is_ready("trainer")
     finally:
         monitor.health.stop()
         server.close()
@@ -151,7 +156,20 @@ def test_summary_says_where_everything_is(run_dir: RunDir) -> None:
     text = summarize(run_dir, progress, seconds=125, finished=True)
     assert "Run demo finished after 2 min 5 s, step 10" in text
     assert f"trainer export --checkpoint {run_dir.checkpoints}/step-00000025 --out" in text
+    assert "look at them" not in text
     assert f"{run_dir.metrics}/*.jsonl" in text
+
+
+def test_commands_outside_the_path_are_given_with_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / ".venv" / "bin" / "trainer"
+    script.parent.mkdir(parents=True)
+    script.write_text("")
+    monkeypatch.setattr("sys.executable", str(script.with_name("python")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert command("trainer") == str(script)
+    monkeypatch.chdir(tmp_path)
+    assert command("trainer") == ".venv/bin/trainer"
+    assert command("unknown") == "unknown"
 
 
 def test_summary_of_a_stopped_run_without_anything(run_dir: RunDir) -> None:
