@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
+from transport.exposure import is_local
 
 
 class ModelConfig(Config):
@@ -23,13 +24,20 @@ class ServerConfig(Config):
     """The HTTP server."""
 
     host: str = "127.0.0.1"
-    """Address to bind."""
+    """Address to bind. One that other machines reach needs `admin_token_file`."""
+    insecure: bool = False
+    """Bind an address that other machines reach without an admin token. Logged every minute."""
     port: int = Field(8000, ge=0, le=65535)
     """TCP port; 0 lets the system choose."""
     request_timeout_s: float = Field(1800.0, gt=0)
     """Seconds after which a request is dropped and answered with 504."""
     grace_s: float = Field(10.0, ge=0)
     """Seconds that requests in flight get to finish after SIGTERM; the rest is answered with 503."""
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines can reach the server."""
+        return not is_local(f"http://{self.host}:{self.port}")
 
 
 class TorchEngineConfig(Config):
@@ -63,3 +71,12 @@ class InferenceConfig(ServiceConfig):
     """File with the token for the admin routes (mode 0600); made if it is not there. Without it they answer 403."""
     seed: int = Field(0, ge=0)
     """Seed of requests that bring none."""
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> "InferenceConfig":
+        if self.server.is_exposed and self.admin_token_file is None and not self.server.insecure:
+            raise ValueError(
+                f"server.host {self.server.host} is reachable from other machines: set admin_token_file, "
+                "or server.insecure = true"
+            )
+        return self

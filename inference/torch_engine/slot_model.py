@@ -7,8 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference.generation import Int32s
-from inference.torch_engine.attention import Decode, Prefill
+from inference.torch_engine.attention import Decode, Prefill, Slots
 from inference.torch_engine.kv_cache import SlotCache
+from inference.torch_engine.llama_forward import LlamaForward, is_llama_like
 from inference.torch_engine.prefill_plan import pad_right, plan_prefill
 
 Int64s = npt.NDArray[np.int64]
@@ -23,6 +24,7 @@ class SlotModel:
         self.hf = model
         self.device: torch.device = model.device
         self.cache = SlotCache(num_slots, max_length)
+        self._forward = LlamaForward(model, max_length) if is_llama_like(model) else self._hf_forward
 
     def prefill(self, tokens: dict[int, Int32s]) -> None:
         """Compute keys and values of `slot -> tokens`, from position 0. No logits: `decode` feeds the token after."""
@@ -35,19 +37,18 @@ class SlotModel:
     def decode(self, tokens: Int32s, positions: Int64s) -> Tensor:
         """Feed `tokens[i]` at `positions[i]` of slot `i`; returns the logits `[B, V]` of the next tokens."""
         where = torch.from_numpy(positions).to(self.device)
-        output = self.hf(
-            input_ids=torch.from_numpy(tokens)[:, None].to(self.device),
-            position_ids=where[:, None],
-            use_cache=False,
-            slots=Decode(self.cache, where, int(positions.max()) + 1),
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        slots = Decode(self.cache, where, int(positions.max()) + 1)
+        return self._forward(torch.from_numpy(tokens).to(self.device), where, slots)
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
         """Slots `targets` take over what `sources` hold, up to `length` positions."""
         if sources:
             self.cache.copy(self._indices(sources), self._indices(targets), length)
+
+    def _hf_forward(self, tokens: Tensor, positions: Tensor, slots: Slots) -> Tensor:
+        output = self.hf(input_ids=tokens[:, None], position_ids=positions[:, None], use_cache=False, slots=slots)
+        logits: Tensor = output.logits[:, -1]
+        return logits
 
     def _prefill_batch(self, slots: list[int], tokens: Int32s) -> None:
         num_rows, length = tokens.shape
