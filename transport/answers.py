@@ -45,13 +45,16 @@ def refusal(outbox: Outbox, limits: Limits, hello: Hello) -> str | None:
 
 
 def answer_hello(outbox: Outbox, limits: Limits, hello: Hello) -> Welcome | Refusal:
-    """`Welcome`, or `Refusal` with the reason. A commit that was lost on the way is made up for here."""
+    """`Welcome`, or `Refusal` with the reason."""
     reason = refusal(outbox, limits, hello)
     if reason is not None:
         return Refusal(seq=hello.seq, schema_version=SCHEMA_VERSION, reason=reason)
-    if hello.last_committed > outbox.progress.last_committed:
-        outbox.retire(hello.last_committed)
     return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION, next_step=hello.last_committed + 1)
+
+
+def has_lost_commit(outbox: Outbox, hello: Hello) -> bool:
+    """Whether a welcome client's checkpoint is newer than we know: its `Committed` was lost on the way."""
+    return hello.last_committed > outbox.progress.last_committed
 
 
 def answer_manifest(outbox: Outbox, last_step: int | None, ask: GetManifest) -> ServerMessage | None:

@@ -119,7 +119,7 @@ class BatchClient:
         """The checked manifest of batch `step`; None if the run ends before it.
 
         Waits as long as the server says that the batch is to come; `on_wait` hears, about once a second, what the
-        orchestrator itself waits for.
+        orchestrator itself waits for, and may raise to end the wait.
         """
         while step not in self._manifests:
             match self._ask(lambda seq: GetManifest(seq=seq, step=step))[0]:

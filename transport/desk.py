@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from transport.answers import Report, answer_hello, answer_manifest, answer_samples, record_report
+from transport.answers import Report, answer_hello, answer_manifest, answer_samples, has_lost_commit, record_report
 from transport.errors import OutboxError
 from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
@@ -60,7 +60,7 @@ class Desk:
         """Answer one message, now or in a task of `tasks`."""
         peer = self._peers.find(incoming.identity)
         if isinstance(incoming.message, Hello):
-            tasks.create_task(self._hello(incoming.identity, incoming.address, incoming.message))
+            await self._hello(incoming.identity, incoming.address, incoming.message)
         elif peer is None:
             await self._router.send(incoming.identity, Stranger(seq=incoming.message.seq))
         else:
@@ -103,15 +103,24 @@ class Desk:
                 tasks.create_task(self._record(peer, report))
 
     async def _hello(self, identity: bytes, address: str, hello: Hello) -> None:
-        reply = await asyncio.to_thread(answer_hello, self._outbox, self._limits, hello)
+        """Answered in turn, not in a task, so that a flood of greetings cannot pile up."""
+        reply = answer_hello(self._outbox, self._limits, hello)
         if isinstance(reply, Refusal):
             reason = Reason.SCHEMA if hello.schema_version != SCHEMA_VERSION else Reason.RUN
             self._router.rejections.add(reason, address, reply.reason)
         else:
-            peer = self._peers.welcome(identity, address, hello, time.monotonic())
-            logger.info("{} of {} is here; it continues with step {}", peer.name, peer.world_size, reply.next_step)
-            self._notify()
+            if has_lost_commit(self._outbox, hello):
+                await asyncio.to_thread(self._outbox.retire, hello.last_committed)
+            self._welcome(identity, address, hello)
         await self._router.send(identity, reply)
+
+    def _welcome(self, identity: bytes, address: str, hello: Hello) -> None:
+        is_new = self._peers.find(identity) is None
+        peer = self._peers.welcome(identity, address, hello, time.monotonic())
+        if is_new:
+            next_step = hello.last_committed + 1
+            logger.info("{} of {} is here; it continues with step {}", peer.name, peer.world_size, next_step)
+        self._notify()
 
     async def _get_manifest(self, peer: Peer, ask: GetManifest) -> None:
         reply = answer_manifest(self._outbox, self.last_step, ask)

@@ -15,8 +15,6 @@ TransportError
 └── WeightsError        a weight manifest or shard is missing, torn or corrupt
 """
 
-# ruff: noqa: N818 - a caller reads `except PeerTimeout` as a sentence; the tree above says that they are errors
-
 
 class TransportError(Exception):
     """Base of everything this package raises on purpose."""

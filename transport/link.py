@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
 _FAREWELL_S = 1.0
+_MAX_REASONS = 3
 
 
 class Link:
@@ -89,13 +90,16 @@ class Link:
         """Repeat `action(deadline)` over new connections until it works or `timeout_s` have passed."""
         deadline = time.monotonic() + timeout_s
         backoff_s = _FIRST_BACKOFF_S
+        reasons: dict[str, None] = {}
         while True:
             try:
                 return action(deadline)
             except LinkDown as down:
                 self._drop()
+                reasons[str(down)] = None
                 if time.monotonic() + backoff_s >= deadline:
-                    raise PeerTimeout(f"no answer from {self._endpoint} for {timeout_s:g} s; last: {down}") from down
+                    why = "; ".join(list(reasons)[-_MAX_REASONS:])
+                    raise PeerTimeout(f"no answer from {self._endpoint} for {timeout_s:g} s: {why}") from down
                 self._on_wait(f"orchestrator: {down}")
             except TransportError:
                 self._drop()

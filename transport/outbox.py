@@ -169,12 +169,12 @@ class Outbox:
         return progress
 
     def _recover(self) -> dict[int, BatchFile]:
-        opened = [BatchFile(path) for path in sorted(self.directory.glob("step-*.batch"))]
+        opened = [BatchFile(path) for path in self.directory.glob("step-*.batch")]
         for file in opened:
             self._check_run(file.manifest, str(file.path))
             if file.path != batch_path(self.directory, file.manifest.step):
                 raise OutboxError(f"{file.path} holds batch {file.manifest.step}")
-        files = {file.manifest.step: file for file in opened}
+        files = {file.manifest.step: file for file in sorted(opened, key=lambda file: file.manifest.step)}
         self._drop_retired(files)
         for expected, step in enumerate(files, start=self._progress.last_retired + 1):
             if step != expected:

@@ -24,7 +24,8 @@ MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 1 << 40
 """Bounds on a shape that a peer sends; zeros count as ones, so that an empty tensor cannot have absurd sizes."""
 
-DTYPE_BYTES: dict[str, int] = {name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in get_args(DType)}
+_NUMPY_DTYPES = {name: np.dtype("uint16" if name == "bfloat16" else name) for name in get_args(DType)}
+DTYPE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in _NUMPY_DTYPES.items()}
 
 if sys.byteorder != "little":
     raise ImportError("tandem-rl's wire format is little-endian and is only implemented on little-endian machines")
@@ -62,5 +63,13 @@ class EncodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     def numpy(self) -> Array:
         """A read-only view. `bfloat16` has no numpy dtype: it comes as `uint16` bit patterns."""
-        dtype = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
-        return np.frombuffer(self.data, dtype=dtype).reshape(self.shape)
+        flat = np.frombuffer(self.data, dtype=_NUMPY_DTYPES[self.dtype])
+        return flat if len(self.shape) == 1 else flat.reshape(self.shape)
+
+    def is_vector(self, dtype: DType, num_elements: int) -> bool:
+        """Whether this is a sound vector of that type and size. Cheaper than `check`."""
+        return (
+            self.dtype == dtype
+            and self.shape == (num_elements,)
+            and self.data.nbytes == num_elements * DTYPE_BYTES[dtype]
+        )

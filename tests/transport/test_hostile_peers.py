@@ -28,6 +28,7 @@ from transport.messages import (
     Ping,
     Refusal,
     Samples,
+    ServerMessage,
     Stranger,
     Trained,
     Welcome,
@@ -65,7 +66,7 @@ def peer(served: Served) -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def ask(peer: zmq.Socket[bytes], message: msgspec.Struct) -> object:
+def ask(peer: zmq.Socket[bytes], message: msgspec.Struct) -> ServerMessage:
     peer.send(encode(message))
     return decode_server_message(peer.recv_multipart()[0])
 
@@ -197,6 +198,16 @@ def test_requests_without_reading_the_answers_do_not_fill_memory(
         peer.send(encode(GetSamples(seq=seq, step=1, indices=int32(list(range(8))))))
     eventually(lambda: served.server.rejections().get("busy", 0) > 100)
     assert_serves(served)
+
+
+def test_flood_of_greetings_is_answered_in_turn_and_logged_once(served: Served, peer: zmq.Socket[bytes]) -> None:
+    lines: list[str] = []
+    handler = logger.add(lambda line: lines.append(str(line)), level="INFO")
+    for seq in range(1, 301):
+        assert ask(peer, msgspec.structs.replace(HELLO, seq=seq)).seq == seq
+    logger.remove(handler)
+    assert len(served.server.peers()) == 1
+    assert len([line for line in lines if "is here" in line]) == 1
 
 
 def test_rejections_of_many_peers_stay_bounded(log: list[str]) -> None:

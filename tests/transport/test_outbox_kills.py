@@ -11,7 +11,7 @@ import pytest
 from tests.transport.samples import RUN, make_batch
 from transport.outbox import Outbox
 
-NUM_KILLS = 15
+NUM_KILLS = 10
 
 
 def run_and_kill(directory: Path, num_lines: int, then_s: float) -> dict[str, int]:
