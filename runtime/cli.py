@@ -1,4 +1,4 @@
-"""`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine with one command."""
+"""`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine with one command; `rl doctor RUN`."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from runtime.atomic_write import atomic_write
 from runtime.config import parse_config, resolved_json
+from runtime.doctor import doctor
 from runtime.errors import UserError
 from runtime.launcher import Deadlines, Launch, Launcher, Outcome
 from runtime.progress_view import make_view
@@ -29,6 +30,8 @@ def main() -> NoReturn:
 
 def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> int:
     """Start, watch and stop the services (`specs`; by default all that are installed); the exit code."""
+    if argv[:1] == ["doctor"]:
+        return doctor(argv[1:])
     specs = specs or find_services()
     config = parse_config(compose(specs), argv, prog="rl")
     if config.dry_run:

@@ -47,3 +47,12 @@ class ChildDiedError(ServiceError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def find_service_error(error: BaseException) -> ServiceError | None:
+    """The first `ServiceError` in `error`, which may be a group of groups."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for inner in error.exceptions if (known := find_service_error(inner))), None)
+    return None

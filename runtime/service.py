@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from loguru import logger
 
-from runtime.errors import ServiceError
+from runtime.errors import find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.logging import PRINTED, start_logging
 
@@ -39,12 +39,3 @@ def _report(prog: str, error: Exception) -> int:
     sys.stderr.write(f"{prog}: {message}\n")
     logger.bind(**PRINTED).error(message)
     return known.exit_code
-
-
-def find_service_error(error: BaseException) -> ServiceError | None:
-    """The first `ServiceError` in `error`, which may be a group of groups."""
-    if isinstance(error, ServiceError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        return next((known for inner in error.exceptions if (known := find_service_error(inner))), None)
-    return None

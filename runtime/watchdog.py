@@ -8,25 +8,38 @@ from pathlib import Path
 
 from loguru import logger
 
+from runtime.doctor_diagnosis import diagnose
+from runtime.doctor_evidence import gather_evidence
 from runtime.exit_codes import ExitCode
 from runtime.health import Health
 from runtime.loop_lag import LoopLag
+from runtime.run_dir import RunDir
 
 BLOCKED_DUMP_S = 30.0
 """Seconds that an event loop may be blocked before all stacks are dumped, once per block."""
+CHAIN_TIMEOUT_S = 5.0
+"""Seconds that asking the other services may take: the disk that the answers come from may be what hangs."""
 
 
 class Watchdog:
-    """Watches `health` from a thread. On a stall: dump all stacks, say what the service waits for, exit 75 at once.
+    """Watches `health` from a thread. On a stall: dump all stacks, say who waits for whom in `run_dir`, exit 75.
 
     `os._exit` and not an exception: whatever hangs may hold locks that a clean end would wait for. State that matters
     is on the disk already. With `loop_lag` a blocked event loop is dumped, too.
     """
 
-    def __init__(self, health: Health, stacks: Path | None = None, loop_lag: LoopLag | None = None) -> None:
+    def __init__(
+        self,
+        health: Health,
+        stacks: Path | None = None,
+        loop_lag: LoopLag | None = None,
+        *,
+        run_dir: RunDir | None = None,
+    ) -> None:
         self._health = health
         self._stacks = stacks
         self._loop_lag = loop_lag
+        self._run_dir = run_dir
         self._block_dumped = False
         self._stop = threading.Event()
         self._poll_s = min(1.0, health.stall_timeout_s / 10)
@@ -72,6 +85,8 @@ class Watchdog:
             f"{self._health.service} stalled: no progress for {age:.1f} s "
             f"(stall_timeout_s = {self._health.stall_timeout_s:g}), waiting for {waits}; stacks: {where}"
         )
+        if self._run_dir is not None:
+            logger.critical(f"who waits for whom: {_chain(self._run_dir)}")
         os._exit(ExitCode.STALLED)
 
     def _dump(self) -> str:
@@ -85,3 +100,12 @@ class Watchdog:
         except OSError:  # the disk may be what hangs us: stderr has the stacks
             return "stderr"
         return str(self._stacks)
+
+
+def _chain(run_dir: RunDir) -> str:
+    """The conclusion of `rl doctor`, if it comes in time."""
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(diagnose(gather_evidence(run_dir)).conclusion), daemon=True)
+    asking.start()
+    asking.join(timeout=CHAIN_TIMEOUT_S)
+    return found[0] if found else f"the run directory {run_dir.path} did not tell within {CHAIN_TIMEOUT_S:g} s"

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from runtime.errors import PeerLostError, StallError, StorageError, UserError
-from runtime.service import find_service_error
+from runtime.errors import PeerLostError, StallError, StorageError, UserError, find_service_error
 
 RAISES = """
 import asyncio, sys

@@ -12,9 +12,8 @@ from orchestrator.errors import FailureRateError, NoSignalError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import Tally, tally
 from orchestrator.rollout import Failure, FailureReason
-from runtime.errors import UserError
+from runtime.errors import UserError, find_service_error
 from runtime.metrics import read_metrics
-from runtime.service import find_service_error
 from tests.orchestrator.core.toys import (
     StandInTrainer,
     ToyEnv,

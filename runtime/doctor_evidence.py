@@ -1,0 +1,170 @@
+"""What a run directory and its live services tell about a run, gathered without disturbing them.
+
+Files are only read, no lock is tried, and every question to a service has a deadline. Works on a dead run, too.
+"""
+
+import http.client
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from runtime.health import Fact
+from runtime.run_dir import RunDir
+from runtime.run_positions import read_positions, read_tail
+from runtime.service_lock import Holder, read_holder
+
+PROBE_TIMEOUT_S = 2.0
+"""Seconds that a service may take to answer `/health`."""
+NUM_LAST_LINES = 5
+
+
+class Life(StrEnum):
+    """Whether the process of a service exists."""
+
+    RUNNING = "running"
+    FROZEN = "frozen"
+    """Stopped by SIGSTOP or a debugger."""
+    GONE = "gone"
+    UNKNOWN = "unknown"
+    """It runs on another host: only its health endpoint can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEvidence:
+    """All that is known of one service."""
+
+    name: str
+    life: Life
+    pid: int | None = None
+    host: str = ""
+    ended: str = ""
+    """How it ended, in its own words; empty if it had no time for any (kill -9, out of memory, a stall)."""
+    health: Mapping[str, Fact] = field(default_factory=dict)
+    """What `/health` says; empty without an answer."""
+    problem: str = ""
+    """Why there is no answer from `/health`."""
+    addresses: tuple[str, ...] = ()
+    """Where it can be reached, `host:port`: peers name it by these."""
+    last_lines: tuple[str, ...] = ()
+    """End of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A run at one moment."""
+
+    run: str
+    services: tuple[ServiceEvidence, ...]
+    positions: Mapping[str, str]
+    """How far each file of the run has come."""
+
+
+def gather_evidence(run_dir: RunDir, timeout_s: float = PROBE_TIMEOUT_S) -> Evidence:
+    """Look at everything; takes at most a little more than `timeout_s`."""
+    names = {path.stem for pattern in ("*.lock", "*.json") for path in run_dir.services.glob(pattern)}
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        services = tuple(pool.map(lambda name: _examine(run_dir, name, timeout_s), sorted(names)))
+    return Evidence(str(run_dir.path), services, read_positions(run_dir))
+
+
+def _examine(run_dir: RunDir, name: str, timeout_s: float) -> ServiceEvidence:
+    holder = read_holder(run_dir.services / f"{name}.lock")
+    info = run_dir.read_services().get(name)
+    if holder is None and info is not None:
+        holder = Holder(pid=info.pid, host=info.host)
+    life = find_life(holder, run_dir.services / f"{name}.lock")
+    health: Mapping[str, Fact] = {}
+    problem = ""
+    if info is not None and info.health_url and life is not Life.GONE:
+        health, problem = probe_health(info.health_url, timeout_s)
+    return ServiceEvidence(
+        name=name,
+        life=life,
+        pid=holder.pid if holder else None,
+        host=holder.host if holder else "",
+        ended=holder.ended if holder else "",
+        health=health,
+        problem=problem,
+        addresses=() if info is None else _netlocs([info.health_url, *info.addresses.values()]),
+        last_lines=_last_lines(run_dir, name),
+    )
+
+
+def find_life(holder: Holder | None, lock: Path) -> Life:
+    """Whether the process that took `lock` still has it. The lock itself is not tried: that could refuse a start."""
+    if holder is None or holder.ended:
+        return Life.GONE
+    if holder.host != socket.gethostname():
+        return Life.UNKNOWN
+    try:
+        stat = Path(f"/proc/{holder.pid}/stat").read_text()
+    except OSError:
+        return Life.GONE
+    state = stat.rpartition(")")[2].split()[0]
+    if state in "ZX" or not _has_open(holder.pid, lock):
+        return Life.GONE
+    return Life.FROZEN if state in "Tt" else Life.RUNNING
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """False if another process got the number of the dead holder. A process of another user is taken at its word."""
+    target = str(path.resolve())
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+        return any(_link(f"/proc/{pid}/fd/{descriptor}") == target for descriptor in descriptors)
+    except PermissionError:
+        return True
+    except OSError:  # it ended while we looked
+        return False
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def probe_health(url: str, timeout_s: float) -> tuple[Mapping[str, Fact], str]:
+    """The report at `url`, or why there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            body = response.read()
+    except urllib.error.HTTPError as error:  # 503: it starts or stalls, and says so
+        with error:
+            body = error.read()
+    except (OSError, http.client.HTTPException) as error:
+        return {}, f"{url}: {_reason(error)}"
+    try:
+        report = json.loads(body)
+    except ValueError:
+        report = None
+    return (report, "") if isinstance(report, dict) else ({}, f"{url} answers with something else than a report")
+
+
+def _reason(error: Exception) -> str:
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(inner, TimeoutError):
+        return "no answer in time"
+    return (inner.strerror if isinstance(inner, OSError) else None) or str(inner) or type(inner).__name__
+
+
+def _netlocs(urls: Sequence[str]) -> tuple[str, ...]:
+    found = [url.partition("://")[2].partition("/")[0] for url in urls]
+    return tuple(dict.fromkeys(netloc for netloc in found if netloc))
+
+
+def _last_lines(run_dir: RunDir, name: str) -> tuple[str, ...]:
+    """End of the service's own log, else of the raw output that `rl` kept."""
+    for suffix in ("log", "out"):
+        lines = [line for line in read_tail(run_dir.logs / f"{name}.{suffix}").splitlines() if line.strip()]
+        if lines:
+            return tuple(lines[-NUM_LAST_LINES:])
+    return ()

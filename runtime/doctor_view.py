@@ -1,0 +1,102 @@
+"""How `rl doctor` shows a run: a picture for people, plain values for programs."""
+
+from dataclasses import asdict
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from runtime.doctor_diagnosis import Condition, Diagnosis
+from runtime.doctor_evidence import Evidence, ServiceEvidence
+
+STYLES = {
+    Condition.ENDED: "dim",
+    Condition.WORKING: "green",
+    Condition.WAITING: "cyan",
+    Condition.STARTING: "yellow",
+    Condition.STALLED: "bold red",
+    Condition.SILENT: "bold red",
+    Condition.FROZEN: "bold red",
+    Condition.DEAD: "bold red",
+}
+
+
+def as_json(evidence: Evidence, diagnosis: Diagnosis) -> dict[str, object]:
+    """Evidence and diagnosis as plain values."""
+    services = {
+        service.name: asdict(service) | {"condition": diagnosis.conditions.get(service.name)}
+        for service in evidence.services
+    }
+    return {
+        "run": evidence.run,
+        "services": services,
+        "positions": dict(evidence.positions),
+        "waits": [asdict(wait) for wait in diagnosis.waits],
+        "culprit": diagnosis.culprit,
+        "conclusion": diagnosis.conclusion,
+    }
+
+
+def render(evidence: Evidence, diagnosis: Diagnosis) -> RenderableType:
+    """The picture: services, waits, positions, conclusion."""
+    return Group(
+        _services_table(evidence, diagnosis),
+        _waits_tree(diagnosis),
+        _positions_table(evidence),
+        *_last_lines(evidence, diagnosis),
+        Text(),
+        Text(diagnosis.conclusion, style="bold red" if diagnosis.culprit else "bold"),
+    )
+
+
+def _services_table(evidence: Evidence, diagnosis: Diagnosis) -> Table:
+    table = Table(title=f"Services of {evidence.run}", title_justify="left", box=None, pad_edge=False)
+    for column in ("service", "condition", "process", "last progress", "facts"):
+        table.add_column(column, overflow="fold")
+    for service in evidence.services:
+        condition = diagnosis.conditions.get(service.name)
+        style = STYLES.get(condition, "") if condition else ""
+        shown = condition.value if condition else service.life.value
+        table.add_row(service.name, Text(shown, style=style), _process(service), _progress(service), _facts(service))
+    return table
+
+
+def _process(service: ServiceEvidence) -> str:
+    return f"pid {service.pid} on {service.host}" if service.pid else ""
+
+
+def _progress(service: ServiceEvidence) -> str:
+    age = service.health.get("progress_age_s")
+    return f"{age:.1f} s ago" if isinstance(age, int | float) else service.problem or service.ended
+
+
+def _facts(service: ServiceEvidence) -> str:
+    fixed = {"service", "status", "progress_age_s", "waiting_for", "digest"}
+    return ", ".join(f"{key} {value}" for key, value in service.health.items() if key not in fixed and value != "")
+
+
+def _waits_tree(diagnosis: Diagnosis) -> Tree:
+    tree = Tree(Text("\nWho waits for whom", style="italic"))
+    for wait in diagnosis.waits:
+        peers = f" ──▶ {', '.join(wait.peers)}" if wait.peers else ""
+        tree.add(Text(f"{wait.waiter} ── {wait.what}{peers}"))
+    if not diagnosis.waits:
+        tree.add(Text("nobody says that it waits", style="dim"))
+    return tree
+
+
+def _positions_table(evidence: Evidence) -> Table:
+    table = Table(title="\nPositions", title_justify="left", box=None, pad_edge=False, show_header=False)
+    for label, value in evidence.positions.items():
+        table.add_row(label, value)
+    return table
+
+
+def _last_lines(evidence: Evidence, diagnosis: Diagnosis) -> list[Text]:
+    dead = [service for service in evidence.services if diagnosis.conditions.get(service.name) is Condition.DEAD]
+    lines = []
+    for service in dead:
+        lines.append(Text(f"\nLast lines of {service.name}", style="italic"))
+        lines += [Text(f"  {line}") for line in service.last_lines]
+    return lines
