@@ -33,7 +33,7 @@ class Connection:
         peer_timeout_s: float,
     ) -> None:
         self.endpoint = endpoint
-        self._limits = limits
+        self._keys = keys
         self._socket = dealer(context, keys, limits, peer_timeout_s)
         self._monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES | zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
@@ -98,9 +98,14 @@ class Connection:
     def _explain(self, kind: int, value: int) -> None:
         """Turn a monitor event into the error it means."""
         if kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise Refused(f"{self.endpoint} refused our key: it is not on the server's allow-list (client*.public)")
+            key = self._keys.file if self._keys is not None else "(none)"
+            raise Refused(f"{self.endpoint} refused our key {key}: it is not on the server's allow-list")
         if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MECHANISM_MISMATCH:
-            raise Refused(f"{self.endpoint} and this client do not agree on security: one has CURVE keys, one has none")
+            ours, theirs = ("no keys", "some") if self._keys is None else (str(self._keys.file), "none")
+            raise Refused(f"{self.endpoint} and this client do not agree on security: we have {ours}, it has {theirs}")
         if kind == zmq.EVENT_DISCONNECTED:
             raise LinkDown(f"{self.endpoint} closed the connection")
-        raise LinkDown(f"{self.endpoint} broke off while greeting (wrong server.public, or not a batch server)")
+        raise LinkDown(
+            f"{self.endpoint} broke off while greeting: only one side has keys, server.public is another server's, "
+            "or it is no batch server"
+        )

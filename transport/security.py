@@ -7,16 +7,19 @@ Keys are Z85 text. Secrets have mode 0600 and are refused otherwise. The orchest
 `server.public` and the clients' public files; a trainer needs its own pair and `server.public`.
 """
 
-import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
+from zmq.utils import z85
 
 from transport.errors import SecurityError
+from transport.exposure import is_local
 
 _Z85_KEY_CHARS = 40
+_Z85_ALPHABET = frozenset(z85.Z85CHARS)
+_SUFFIXES = (".secret", ".public")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class CurveKeys:
     public: bytes
     secret: bytes = field(repr=False)
     peers: frozenset[bytes]
+    file: Path
+    """Where `public` came from, for messages."""
 
     @classmethod
     def for_server(cls, directory: Path) -> "CurveKeys":
@@ -33,17 +38,20 @@ class CurveKeys:
         clients = frozenset(_read_key(path) for path in sorted(directory.glob("client*.public")))
         if not clients:
             raise SecurityError(f"no client*.public in {directory}: nobody could connect; make keys with `rl keys`")
-        return cls(_read_key(directory / "server.public"), _read_secret(directory / "server.secret"), clients)
+        return cls(*_read_pair(directory, "server"), clients, directory / "server.public")
 
     @classmethod
     def for_client(cls, directory: Path, name: str = "client") -> "CurveKeys":
         """A trainer's keys."""
         server = frozenset({_read_key(directory / "server.public")})
-        return cls(_read_key(directory / f"{name}.public"), _read_secret(directory / f"{name}.secret"), server)
+        return cls(*_read_pair(directory, name), server, directory / f"{name}.public")
 
 
 def make_keys(directory: Path, names: tuple[str, ...] = ("server", "client")) -> list[Path]:
-    """Write a new pair for each of `names`; returns the files. `SecurityError` rather than overwrite one."""
+    """Write a new pair for each of `names`; returns the files. `SecurityError`, with none made, if one exists."""
+    existing = [path for name in names for suffix in _SUFFIXES if (path := directory / f"{name}{suffix}").exists()]
+    if existing:
+        raise SecurityError(f"{existing[0]} exists: remove the old keys first, or choose another folder")
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     written: list[Path] = []
     for name in names:
@@ -62,26 +70,18 @@ def check_bind(endpoint: str, keys: CurveKeys | None, insecure: bool) -> None:
         )
 
 
-def is_local(endpoint: str) -> bool:
-    """Whether only this machine can reach `endpoint`."""
-    scheme, _, rest = endpoint.partition("://")
-    if scheme in ("ipc", "inproc"):
-        return True
-    host = rest.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _write_new(path: Path, key: bytes, mode: int) -> Path:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError as error:
-        raise SecurityError(f"{path} exists: remove the old keys first, or choose another folder") from error
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(key + b"\n")
     return path
+
+
+def _read_pair(directory: Path, name: str) -> tuple[bytes, bytes]:
+    public, secret = _read_key(directory / f"{name}.public"), _read_secret(directory / f"{name}.secret")
+    if zmq.curve_public(secret) != public:
+        raise SecurityError(f"{name}.public and {name}.secret in {directory} are not a pair")
+    return public, secret
 
 
 def _read_secret(path: Path) -> bytes:
@@ -97,6 +97,6 @@ def _read_key(path: Path) -> bytes:
         key = path.read_bytes().strip()
     except OSError as error:
         raise SecurityError(f"cannot read key file {path}: {error.strerror}; make keys with `rl keys`") from error
-    if len(key) != _Z85_KEY_CHARS:
-        raise SecurityError(f"{path} does not hold a CURVE key of {_Z85_KEY_CHARS} characters")
+    if len(key) != _Z85_KEY_CHARS or not set(key) <= _Z85_ALPHABET:
+        raise SecurityError(f"{path} does not hold a CURVE key: {_Z85_KEY_CHARS} characters of Z85")
     return key

@@ -22,12 +22,13 @@ from loguru import logger
 from transport.batch import EncodedBatch
 from transport.desk import Desk
 from transport.errors import FrameTooLarge, PeerTimeout
+from transport.exposure import is_local
 from transport.limits import Limits
 from transport.outbox import Outbox
 from transport.peers import PeerStatus, PeerTable
 from transport.progress import PublishedWeights
 from transport.router import Router
-from transport.security import CurveKeys, check_bind, is_local
+from transport.security import CurveKeys, check_bind
 
 _INSECURE_WARNING_S = 60.0
 

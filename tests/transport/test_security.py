@@ -12,8 +12,13 @@ from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.client import BatchClient
 from transport.errors import PeerTimeout, Refused, SecurityError
+from transport.exposure import is_local
 from transport.outbox import Outbox
-from transport.security import CurveKeys, check_bind, is_local, make_keys
+from transport.security import CurveKeys, check_bind, make_keys
+
+NO_WAY_IN = (Refused, PeerTimeout)
+"""Which side sees the mismatch first is a race inside libzmq; if it is the server, the client only sees it hang up."""
+DISAGREEMENT = "do not agree on security|broke off while greeting"
 
 
 @pytest.fixture
@@ -137,7 +142,7 @@ def test_a_key_that_is_not_on_the_list_is_refused_and_named(
 
 
 def test_a_client_without_keys_gets_nothing(guarded: Served, log: list[str]) -> None:
-    with client(guarded, None) as link, pytest.raises(Refused, match="do not agree on security"):
+    with client(guarded, None) as link, pytest.raises(NO_WAY_IN, match=DISAGREEMENT):
         link.hello()
     assert guarded.server.peers() == ()
     assert sum("rejected handshake" in line for line in log) == 1
@@ -154,7 +159,7 @@ def test_a_client_with_another_servers_key_gets_nothing(guarded: Served, keys: P
 
 def test_a_client_with_keys_does_not_talk_to_a_server_without(tmp_path: Path, keys: Path) -> None:
     with Served(Outbox(tmp_path / "outbox", RUN)) as served:
-        with client(served, CurveKeys.for_client(keys)) as link, pytest.raises(Refused, match="do not agree"):
+        with client(served, CurveKeys.for_client(keys)) as link, pytest.raises(NO_WAY_IN, match=DISAGREEMENT):
             link.hello()
         with client(served, None) as link:
             assert link.hello() == 1
@@ -164,6 +169,6 @@ def test_refused_clients_do_not_disturb_a_welcome_one(guarded: Served, keys: Pat
     with client(guarded, CurveKeys.for_client(keys)) as link:
         link.hello()
         for _ in range(3):
-            with client(guarded, None) as stranger, pytest.raises(Refused):
+            with client(guarded, None) as stranger, pytest.raises(NO_WAY_IN):
                 stranger.hello()
             assert len(link.samples(1, [0])) == 1

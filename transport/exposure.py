@@ -1,0 +1,27 @@
+"""Which addresses other machines can reach. Needs no socket library, so that configs can ask at once."""
+
+import ipaddress
+
+_LOCAL_SCHEMES = ("ipc", "inproc")
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether only this machine can reach `endpoint` (`tcp://host:port`, `http://host:port`, `ipc://path`).
+
+    A wildcard, an interface or a name that is not `localhost` counts as reachable from elsewhere.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme in _LOCAL_SCHEMES:
+        return True
+    host = rest.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def reachable(endpoint: str) -> str:
+    """`endpoint` as a client on the same machine uses it: a wildcard is reached through loopback."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    return f"{scheme}://127.0.0.1:{port}" if host in ("*", "0.0.0.0", "[::]", "::", "") else endpoint
