@@ -22,8 +22,16 @@ def describe_config_error(error: ConfigFileError, config_class: ConfigClass) -> 
 
 
 def describe_validation_error(error: ValidationError, config_class: ConfigClass) -> str:
-    """All mistakes in `error`, separated by semicolons."""
-    return "; ".join(_describe(details, config_class) for details in error.errors())
+    """All mistakes in `error`, separated by semicolons.
+
+    A shared key of `rl` is wrong in every service it flows into: it is reported once, where the user wrote it.
+    """
+    found: list[str] = []
+    for details in error.errors():
+        mistake = _describe(details, config_class)
+        if not any(mistake.endswith(f".{known}") for known in found):
+            found.append(mistake)
+    return "; ".join(found)
 
 
 def nearest_key(unknown: str, known: Iterable[str]) -> str:

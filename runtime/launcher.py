@@ -162,6 +162,8 @@ class Launcher:
         self._shutdown.wait(SETTLE_S)
         culprit = min(self._failed(), key=lambda child: child.exit_code == ExitCode.PEER_LOST)
         code = culprit.exit_code or 0
+        if code == ExitCode.USAGE and (lines := culprit.last_lines()):
+            raise ChildDiedError(lines[-1], code)  # one line for the user's mistake: the service has said it
         what = f"{culprit.name} {describe_exit(code)}"
         self._view.forward("rl", f"{what}; its last lines:")
         for line in culprit.last_lines():

@@ -135,4 +135,4 @@ def make_steps(config: SteppingConfig, health: Health, metrics: MetricLog, shutd
 if __name__ == "__main__":
     if sys.argv[1] == "rl":
         run_main("rl", lambda argv: cli.run(argv[1:], SPECS))
-    run_main("stand-in", serve)
+    run_main(sys.argv[2].rsplit("/", 1)[-1].removesuffix(".json"), serve)

@@ -144,6 +144,19 @@ def test_mistakes_name_the_key_the_user_wrote(rl_toml: Path, flags: list[str], e
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(("flags", "key"), [(["--run.name", "a/b"], "run.name"), (["--seed", "-1"], "seed")])
+def test_wrong_shared_key_is_reported_once(rl_toml: Path, flags: list[str], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(rl_toml, *flags)
+    assert str(caught.value).startswith(f"{key}: ")
+    assert ";" not in str(caught.value)
+
+
+def test_missing_shared_key_is_reported_once() -> None:
+    with pytest.raises(UserError, match=r"^model\.path is required; orchestrator\.envs is required$"):
+        parse_config(compose(find_services()), [], prog="rl")
+
+
 def test_service_that_is_not_a_table_is_reported(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text('trainer = 3\nmodel.path = "m"\n')
     with pytest.raises(UserError, match="trainer: expected a table"):
