@@ -45,3 +45,7 @@ def check_paths(config: TrainerConfig) -> None:
         raise UserError(f"model.path = {config.model.path} is not a Hugging Face folder: it has no config.json")
     if config.replay is not None and not config.replay.is_dir():
         raise UserError(f"replay = {config.replay} is not a folder")
+    if config.orchestrator.keys_dir is not None:
+        from trainer.link_keys import load_keys  # zmq: `--help` answers without it
+
+        load_keys(config.orchestrator)

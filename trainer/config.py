@@ -90,6 +90,11 @@ class OrchestratorLinkConfig(Config):
 
     endpoint: str = "tcp://127.0.0.1:29600"
     """Address of the orchestrator's batch server."""
+    keys_dir: Path | None = None
+    """Folder of CURVE keys (`rl keys DIR` makes one): this trainer's pair and the orchestrator's `server.public`. Needed
+    when the orchestrator has keys."""
+    key_name: str = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
+    """This trainer's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`. All ranks share it."""
     connect_timeout_s: float = Field(60.0, gt=0)
     """Seconds to wait for the orchestrator's first answer."""
     peer_timeout_s: float = Field(5.0, gt=0)

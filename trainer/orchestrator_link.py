@@ -15,9 +15,10 @@ from trainer.batch_source import NoBatch
 from trainer.config import OrchestratorLinkConfig
 from trainer.distributed import Ranks
 from trainer.errors import StopWaiting
+from trainer.link_keys import load_keys
 from trainer.publish import PublishedWeights
 from transport.client import BatchClient
-from transport.errors import PeerTimeout, Refused, SchemaMismatch, SecurityError
+from transport.errors import PeerTimeout, Refused, SchemaMismatch
 from transport.manifest import BatchManifest
 from transport.sample import TrainingSample
 
@@ -45,6 +46,7 @@ class OrchestratorLink:
             rank=ranks.rank,
             world_size=ranks.world_size,
             last_committed=last_committed,
+            keys=load_keys(config),
             connect_timeout_s=config.connect_timeout_s,
             peer_timeout_s=config.peer_timeout_s,
             lost_timeout_s=config.lost_timeout_s,
@@ -105,7 +107,7 @@ class OrchestratorLink:
                 yield
         except PeerTimeout as error:
             raise PeerLostError(f"lost the orchestrator while waiting for {what}: {error}") from error
-        except (Refused, SchemaMismatch, SecurityError) as error:
+        except (Refused, SchemaMismatch) as error:
             raise UserError(str(error)) from error
         finally:
             self._client.activity = "trains"

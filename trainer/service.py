@@ -28,6 +28,7 @@ from trainer.distributed import Ranks, join
 from trainer.fsdp import shard_policy
 from trainer.inbox import Inbox
 from trainer.layout import Layout
+from trainer.link_keys import warn_if_exposed
 from trainer.loop import Training, train
 from trainer.losses.factory import make_loss
 from trainer.model import load_policy
@@ -136,6 +137,7 @@ class TrainerProcess:
     def _connect(self, ranks: Ranks, progress: Progress, shutdown: Shutdown) -> BatchSource:
         if self._config.replay is not None:
             return ReplaySource(self._config.replay)
+        warn_if_exposed(self._config.orchestrator)
         link = OrchestratorLink(
             self._config.orchestrator,
             self._config.run.name,
