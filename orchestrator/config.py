@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
+from transport.exposure import is_local
 
 
 class ModelConfig(Config):
@@ -99,13 +100,30 @@ class BatchServerConfig(Config):
     """The server that trainer ranks pull batches from."""
 
     endpoint: str = "tcp://127.0.0.1:29600"
-    """ZeroMQ address to bind."""
+    """ZeroMQ address to bind. One that other machines reach needs `keys_dir`."""
+    keys_dir: Path | None = None
+    """Folder of CURVE keys (`rl keys DIR` makes one): `server.secret`, `server.public`, and a `client*.public` for each
+    trainer that may connect. With it the link is encrypted and nobody else is served."""
+    insecure: bool = False
+    """Bind an address that other machines reach without keys: anyone there can read and steer the run. Logged every
+    minute."""
     peer_timeout_s: float = Field(5.0, gt=0)
     """Seconds of silence after which a trainer rank counts as dead."""
     max_ahead: int = Field(2, ge=1)
     """Batches that may lie untrained in the outbox."""
     record_batches: bool = False
     """Keep batches that were committed in `outbox/retired/`, so that `trainer --replay runs/NAME/outbox` finds all."""
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> "BatchServerConfig":
+        if self.keys_dir is not None and self.insecure:
+            raise ValueError("keys_dir and insecure = true contradict each other: remove one")
+        if self.keys_dir is None and not self.insecure and not is_local(self.endpoint):
+            raise ValueError(
+                f"endpoint {self.endpoint} is reachable from other machines: set keys_dir (`rl keys DIR` makes keys), "
+                "or insecure = true"
+            )
+        return self
 
 
 class OrchestratorConfig(ServiceConfig):

@@ -15,7 +15,7 @@ import uvloop
 from loguru import logger
 from prometheus_client import CollectorRegistry
 
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config import BatchServerConfig, OrchestratorConfig
 from orchestrator.engines.factory import make_engine
 from orchestrator.engines.protocol import Engine
 from orchestrator.envs.loading import load_env
@@ -34,7 +34,8 @@ from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
-from transport.errors import BindError
+from transport.errors import BindError, SecurityError
+from transport.security import CurveKeys
 from transport.server import BatchServer
 
 SERVICE = "orchestrator"
@@ -55,8 +56,17 @@ def load_backend(config: OrchestratorConfig) -> Backend:
     return Backend(engine, [load_env(env, engine, tokenizer) for env in config.envs])
 
 
+def load_keys(config: BatchServerConfig) -> CurveKeys | None:
+    """The keys of the batch server, if it has any. Raises `UserError` naming the file that is missing or unsafe."""
+    try:
+        return None if config.keys_dir is None else CurveKeys.for_server(config.keys_dir)
+    except SecurityError as error:
+        raise UserError(f"server.keys_dir: {error}") from error
+
+
 def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig], Backend] = load_backend) -> None:
     """Run to the end of the run, or to a stop signal. Raises `ServiceError` for everything that ends it early."""
+    keys = load_keys(config.server)
     run_dir = RunDir(config.run.path).create()
     health = Health(SERVICE, config.stall_timeout_s)
     registry = CollectorRegistry()
@@ -72,7 +82,7 @@ def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig
         atomic_write(run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
         with health.waiting("the environments to load"):
             backend = make_backend(config)
-        process = _Process(config, run_dir, backend, health, health_server.url, metrics)
+        process = _Process(config, run_dir, backend, keys, health, health_server.url, metrics)
         uvloop.run(process.run(shutdown, loop_lag))
 
 
@@ -81,6 +91,7 @@ class _Process:
     config: OrchestratorConfig
     run_dir: RunDir
     backend: Backend
+    keys: CurveKeys | None
     health: Health
     health_url: str
     metrics: MetricLog
@@ -101,7 +112,14 @@ class _Process:
     async def _run(self, stop: asyncio.Event) -> None:
         config = self.config
         outbox = open_outbox(self.run_dir, config.run.name, keep_retired=config.server.record_batches)
-        async with BatchServer(config.server.endpoint, outbox, peer_timeout_s=config.server.peer_timeout_s) as server:
+        server = BatchServer(
+            config.server.endpoint,
+            outbox,
+            keys=self.keys,
+            insecure=config.server.insecure,
+            peer_timeout_s=config.server.peer_timeout_s,
+        )
+        async with server:
             orchestrator = Orchestrator(
                 config, self.run_dir, self.backend.engine, self.backend.adapters, server, self.health, self.metrics
             )
