@@ -25,6 +25,8 @@ class EngineStats:
     running: int
     waiting: int
     paused: bool
+    swapping: bool
+    """Verified weights wait for the end of the step that is being decoded."""
     decode_steps: int
     sampled_tokens: int
     prefilled_tokens: int

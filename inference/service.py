@@ -16,6 +16,7 @@ from loguru import logger
 from inference.config import InferenceConfig
 from inference.engine import Engine
 from inference.server.app import make_app
+from inference.server.exposure import remind_of_exposure
 from inference.server.listener import HttpListener
 from inference.server.metrics import ServerMetrics
 from inference.server.state import ServerState
@@ -64,6 +65,7 @@ async def _serve(
 ) -> None:
     stop = shutdown.event()
     async with HttpListener(make_app(state), config.server.host, config.server.port) as listener:
+        reminder = asyncio.create_task(remind_of_exposure(config))
         engine = await _load(config, state)
         state.metric_log = MetricLog(SERVICE, run_dir, config.metrics)
         try:
@@ -73,6 +75,7 @@ async def _serve(
             logger.info(f"serving {config.model.path} at {listener.url} ({_describe(engine)})")
             await until_stopped(engine, stop)
         finally:
+            reminder.cancel()
             run_dir.withdraw(SERVICE)
             state.health.stopping()
             await engine.stop(config.server.grace_s)

@@ -18,7 +18,7 @@ async def health(request: web.Request) -> web.Response:
         "engine": "torch",
         "model": state.model_names[0],
         "progress_age_s": round(state.health.progress_age_s, 3),
-        "waiting_for": state.health.waits,
+        "waiting_for": _waiting_for(state),
     }
     return json_response(report | _engine_facts(state), 200 if report["status"] == "ok" else 503)
 
@@ -50,6 +50,15 @@ def _status(state: ServerState) -> str:
         return "dead"
     status = state.health.status
     return "ok" if status is Status.OK else status.value
+
+
+def _waiting_for(state: ServerState) -> str:
+    if state.loaded is None:
+        return state.health.waits
+    stats = state.engine.stats
+    if stats.swapping:
+        return "the decode step before new weights"
+    return "resume" if stats.paused else state.health.waits
 
 
 def _engine_facts(state: ServerState) -> dict[str, object]:

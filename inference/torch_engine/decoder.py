@@ -7,7 +7,7 @@
 Single-threaded and synchronous: the engine's thread owns it. Nothing here knows of HTTP, clocks or asyncio.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,7 +31,7 @@ class Decoder:
     def __init__(self, model: SlotModel, num_slots: int, max_length: int) -> None:
         self._model = model
         self._table = SlotTable(num_slots, max_length)
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.served = ServedWeights(version=0, digest=model_digest(model.hf))
         self.num_steps = 0
         self.num_sampled_tokens = 0
@@ -58,13 +58,13 @@ class Decoder:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it joins at the next step with a free slot, in the order of arrival."""
-        self._waiting.append(sequence)
+        self._waiting[sequence.key] = sequence
 
     @torch.inference_mode()
     def abort(self, key: int) -> None:
         """Forget a sequence, wherever it is. Unknown keys have finished already."""
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)
-        self._free([slot for slot, running in enumerate(self._table.sequences) if running.key == key])
+        if self._waiting.pop(key, None) is None:
+            self._free([slot for slot, running in enumerate(self._table.sequences) if running.key == key])
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -94,7 +94,7 @@ class Decoder:
     def _admit(self) -> None:
         joining = []
         while self._waiting and self._table.num_free:
-            sequence = self._waiting.popleft()
+            _, sequence = self._waiting.popitem(last=False)
             sequence.switches.append((self.served.version, 0))
             joining.append(self._table.add(sequence))
         self._prefill(joining)

@@ -19,6 +19,8 @@ from transport.generation import ServedWeights
 
 _T = TypeVar("_T")
 _SEED_MASK = 2**64 - 1
+_JOIN_S = 10.0
+"""How long the thread may take to finish the step it is in."""
 
 
 class TorchEngine:
@@ -56,11 +58,6 @@ class TorchEngine:
         return self._decoder.served
 
     @property
-    def is_swapping_in(self) -> bool:
-        """Whether verified weights wait for the step that is being decoded."""
-        return bool(self._replies) and self._swapping.locked()
-
-    @property
     def stats(self) -> EngineStats:
         """A snapshot."""
         running = self._decoder.num_running
@@ -68,6 +65,7 @@ class TorchEngine:
             running=running,
             waiting=max(0, len(self._open) - running),
             paused=self._paused,
+            swapping=self._swapping.locked() and bool(self._replies),
             decode_steps=self._decoder.num_steps,
             sampled_tokens=self._decoder.num_sampled_tokens,
             prefilled_tokens=self._decoder.num_prefilled_tokens,
@@ -110,7 +108,7 @@ class TorchEngine:
             await asyncio.wait(pending, timeout=grace_s)
         self._fail_open(Unavailable("the server is stopping"))
         self._inbox.put(Stop())
-        await asyncio.to_thread(self._thread.join, grace_s)
+        await asyncio.to_thread(self._thread.join, _JOIN_S)
         self._ended.set()
 
     async def ended(self) -> None:

@@ -154,7 +154,8 @@ async def test_pause_and_resume_over_http_lose_no_request(client: TestClient, en
     assert await (await client.post(PAUSE_PATH, headers=ADMIN)).json() == {"paused": True}
     request = asyncio.create_task(client.post(GENERATE_PATH, data=body()))
     await until(lambda: engine.stats.waiting == 1)
-    assert (await (await client.get("/health")).json())["paused"] is True
+    report = await (await client.get("/health")).json()
+    assert (report["paused"], report["waiting_for"]) == (True, "resume")
     assert await (await client.post(RESUME_PATH, headers=ADMIN)).json() == {"paused": False}
     assert (await asyncio.wait_for(request, 10)).status == 200
 

@@ -43,7 +43,7 @@ async def swap_at_gate(engine: TorchEngine, gate: Gate, path: Path, version: int
     """Ask for the swap while the engine is held, so that it happens right after the step that the gate is in."""
     await asyncio.to_thread(gate.reached.wait, 30)
     swap = asyncio.create_task(engine.apply_weights(path, version))
-    await until(lambda: engine.is_swapping_in)
+    await until(lambda: engine.stats.swapping)
     gate.opened.set()
     assert (await asyncio.wait_for(swap, 30)).version == version
 
