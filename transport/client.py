@@ -52,12 +52,16 @@ _MAX_MANIFESTS = 4
 _MAX_REASON_CHARS = 500
 
 
-def _ignore(waiting_for: str) -> None:
+def _ignore(news: str) -> None:
     """Nobody listens."""
 
 
 class BatchClient:
-    """One rank's link to the batch server of run `run_id`. Use it from one thread at a time."""
+    """One rank's link to the batch server of run `run_id`. Use it from one thread at a time.
+
+    `on_wait` hears what a blocked call waits for, and may raise to end it. `on_link` hears what is wrong with the
+    connection as soon as it is noticed, in a blocked call or by a heartbeat in a thread, and `""` when it is back.
+    """
 
     def __init__(
         self,
@@ -70,10 +74,11 @@ class BatchClient:
         keys: CurveKeys | None = None,
         limits: Limits | None = None,
         connect_timeout_s: float = 60.0,
-        peer_timeout_s: float = 5.0,
+        peer_timeout_s: float = 3.0,
         lost_timeout_s: float = 600.0,
         heartbeat_s: float = 1.0,
         on_wait: Callable[[str], None] = _ignore,
+        on_link: Callable[[str], None] = _ignore,
     ) -> None:
         self._run_id = run_id
         self._rank = rank
@@ -92,6 +97,7 @@ class BatchClient:
             peer_timeout_s=peer_timeout_s,
             heartbeat_s=heartbeat_s,
             on_wait=on_wait,
+            on_link=on_link,
         )
 
     def __enter__(self) -> "BatchClient":

@@ -3,7 +3,8 @@
 One request is in flight at a time. A server that says nothing for `peer_timeout_s`, or whose connection breaks, gets a
 new connection after a jittered back-off, a new `Hello`, and the same request again: requests are idempotent.
 While nobody asks, a thread sends heartbeats over the same socket, under the same lock, so that a rank in a long
-training step does not look dead.
+training step does not look dead; and it listens for the answers, so that a server that froze, or whose connection is
+half open, is noticed and greeted anew without a request.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import zmq
+from loguru import logger
 
 from transport.codec import encode
 from transport.connection import Connection, Received
@@ -32,7 +34,10 @@ _MAX_REASONS = 3
 
 
 class Link:
-    """`introduce(seq)` makes the `Hello` of each new connection; `on_wait` hears what a blocked call waits for."""
+    """`introduce(seq)` makes the `Hello` of each new connection; `on_wait` hears what a blocked call waits for.
+
+    `on_link` hears, from any thread, what is wrong with the connection, and the empty string once nothing is any more.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class Link:
         peer_timeout_s: float,
         heartbeat_s: float,
         on_wait: Callable[[str], None],
+        on_link: Callable[[str], None],
     ) -> None:
         self.activity = ""
         self._endpoint = endpoint
@@ -52,9 +58,13 @@ class Link:
         self._limits = limits
         self._peer_timeout_s = peer_timeout_s
         self._on_wait = on_wait
+        self._on_link = on_link
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection: Connection | None = None
         self._welcome: Welcome | None = None
+        self._is_wanted = False
+        self._problem = ""
+        self._heard_at = self._pinged_at = 0.0
         self._seq = itertools.count(1)
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -93,9 +103,12 @@ class Link:
         reasons: dict[str, None] = {}
         while True:
             try:
-                return action(deadline)
+                result = action(deadline)
+                self._note("")
+                return result
             except LinkDown as down:
                 self._drop()
+                self._note(str(down))
                 reasons[str(down)] = None
                 if time.monotonic() + backoff_s >= deadline:
                     why = "; ".join(list(reasons)[-_MAX_REASONS:])
@@ -103,6 +116,7 @@ class Link:
                 self._on_wait(f"orchestrator: {down}")
             except TransportError:
                 self._drop()
+                self._is_wanted = False  # a server that refuses us is not to be greeted every second
                 raise
             self._closing.wait(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
@@ -115,11 +129,17 @@ class Link:
         return reply, frames
 
     def _connected(self, deadline: float) -> tuple[Connection, Welcome]:
+        connection = self._opened()
+        if self._welcome is None:
+            self._welcome = self._greet(connection, deadline)
+        return connection, self._welcome
+
+    def _opened(self) -> Connection:
         if self._connection is None:
             self._connection = Connection(self._context, self._endpoint, self._keys, self._limits, self._peer_timeout_s)
-        if self._welcome is None:
-            self._welcome = self._greet(self._connection, deadline)
-        return self._connection, self._welcome
+            self._heard_at = self._pinged_at = time.monotonic()
+            self._is_wanted = True
+        return self._connection
 
     def _greet(self, connection: Connection, deadline: float) -> Welcome:
         reply, _ = self._exchange(connection, self._introduce(next(self._seq)), deadline)
@@ -136,6 +156,7 @@ class Link:
         connection.send(encode(message), deadline)
         while True:
             reply, frames = connection.receive(deadline)
+            self._heard_at = time.monotonic()
             if reply.seq == message.seq:
                 return reply, frames
 
@@ -144,26 +165,44 @@ class Link:
             self._connection.close()
         self._connection, self._welcome = None, None
 
+    def _note(self, problem: str) -> None:
+        """Tell of a change: the connection was lost, or is back."""
+        if problem and not self._problem:
+            logger.warning("lost {}: {}", self._endpoint, problem)
+        elif self._problem and not problem:
+            logger.info("{} is back", self._endpoint)
+        if problem != self._problem:
+            self._problem = problem
+            self._on_link(problem)
+
     def _beat(self, interval_s: float) -> None:
         while not self._closing.wait(interval_s):
             if not self._lock.acquire(blocking=False):
                 continue  # a request is under way, which is heartbeat enough
             try:
-                self._ping()
-            except TransportError:
-                self._drop()  # the next request connects again, and reports what is wrong
+                if self._is_wanted:
+                    self._ping()
+            except TransportError as error:
+                self._drop()  # the next beat connects again; the next request reports what is wrong
+                self._note(str(error))
             finally:
                 self._lock.release()
 
     def _ping(self) -> None:
-        """Never blocks. A server that restarted meanwhile is greeted again."""
-        if self._connection is None:
-            return
-        while (received := self._connection.try_receive()) is not None:
+        """Never blocks. A server that restarted or fell silent meanwhile gets a new connection and a new greeting."""
+        connection = self._opened()
+        while (received := connection.try_receive()) is not None:
+            self._heard_at = self._pinged_at  # it answered what was sent then, at some time since
             if isinstance(received[0], Stranger):
                 self._welcome = None
             elif isinstance(received[0], Welcome):
                 self._welcome = received[0]
+            if self._welcome is not None:
+                self._note("")
+        now = time.monotonic()
+        if now - self._heard_at >= self._peer_timeout_s:
+            raise LinkDown(f"{self._endpoint} has not answered a heartbeat for {now - self._heard_at:.1f} s")
         seq = next(self._seq)
         message = Ping(seq=seq, waiting_for=self.activity) if self._welcome is not None else self._introduce(seq)
-        self._connection.try_send(encode(message))
+        if connection.try_send(encode(message)):
+            self._pinged_at = now

@@ -47,7 +47,7 @@ class BatchServer:
         keys: CurveKeys | None = None,
         insecure: bool = False,
         limits: Limits | None = None,
-        peer_timeout_s: float = 5.0,
+        peer_timeout_s: float = 3.0,
         park_s: float = 1.0,
     ) -> None:
         check_bind(endpoint, keys, insecure)
