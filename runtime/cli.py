@@ -1,4 +1,4 @@
-"""`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine with one command; `rl doctor RUN`."""
+"""`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine; `rl doctor RUN`; `rl keys DIR`."""
 
 import sys
 import time
@@ -32,6 +32,10 @@ def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> in
     """Start, watch and stop the services (`specs`; by default all that are installed); the exit code."""
     if argv[:1] == ["doctor"]:
         return doctor(argv[1:])
+    if argv[:1] == ["keys"]:
+        from runtime.keys import keys  # zmq: nothing else here needs it
+
+        return keys(argv[1:])
     specs = specs or find_services()
     config = parse_config(compose(specs), argv, prog="rl")
     if config.dry_run:

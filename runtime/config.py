@@ -76,7 +76,7 @@ class HealthConfig(Config):
     """The `/health` and `/metrics` endpoint."""
 
     host: str = "127.0.0.1"
-    """Address to bind."""
+    """Address to bind. The endpoint only tells, and tells no secrets; beyond loopback it is logged at start."""
     port: int = Field(0, ge=0, le=65535)
     """TCP port; 0 lets the system choose (the run directory's `services/*.json` says which)."""
 

@@ -18,6 +18,7 @@ from runtime.config_keys import config_keys
 from runtime.config_tree import Tree, get_value, merge, set_value
 from runtime.run_dir import RunDir
 from runtime.services import ServiceSpec
+from transport.exposure import reachable
 
 SHARED_KEYS = ("run", "log", "metrics", "stall_timeout_s", "model", "max_steps", "seed", "admin_token_file")
 
@@ -35,10 +36,11 @@ LINKS = (
     Link(
         "orchestrator.engines.urls",
         ("inference.server.host", "inference.server.port"),
-        lambda host, port: [f"http://{host}:{port}"],
+        lambda host, port: [reachable(f"http://{host}:{port}")],
     ),
     Link("orchestrator.engines.start_timeout_s", ("start_timeout_s",), lambda seconds: seconds),
-    Link("trainer.orchestrator.endpoint", ("orchestrator.server.endpoint",), lambda endpoint: endpoint),
+    Link("trainer.orchestrator.endpoint", ("orchestrator.server.endpoint",), reachable),
+    Link("trainer.orchestrator.keys_dir", ("orchestrator.server.keys_dir",), lambda folder: folder),
     Link("trainer.orchestrator.connect_timeout_s", ("start_timeout_s",), lambda seconds: seconds),
     Link("trainer.max_steps", ("orchestrator.max_steps",), lambda steps: steps),
 )
