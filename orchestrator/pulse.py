@@ -1,0 +1,62 @@
+"""`Pulse`: how full the pipeline is and who is there, shown in `/health`, as gauges, and to ranks that wait.
+
+It runs in the event loop itself: a loop that is stuck shows nothing new, and answers no heartbeat either.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from orchestrator.lineup import Lineup
+from runtime.health import Fact, Health
+from transport.peers import PeerStatus
+from transport.server import BatchServer
+
+PULSE_S = 0.5
+"""Seconds between two beats: what is seen of a silent trainer is at most this much older than what is known."""
+
+
+class Pulse:
+    """Publishes `pipeline_facts` every `PULSE_S`."""
+
+    def __init__(
+        self, server: BatchServer, lineup: Lineup, health: Health, *, in_flight: Callable[[], int], batch_size: int
+    ) -> None:
+        self._server = server
+        self._lineup = lineup
+        self._health = health
+        self._in_flight = in_flight
+        self._batch_size = batch_size
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            self.beat()
+            await asyncio.sleep(PULSE_S)
+
+    def beat(self) -> None:
+        """Tell once."""
+        self._server.waiting_for = self._health.waits
+        untrained = self._lineup.next_step - 1 - self._server.last_trained
+        facts = pipeline_facts(self._in_flight(), self._lineup.pending_rollouts, untrained, self._batch_size)
+        self._health.set_facts(**facts, **trainer_facts(self._server.peers()))
+
+
+def pipeline_facts(in_flight: int, pending: int, num_untrained: int, batch_size: int) -> dict[str, Fact]:
+    """How much work lies between dispatch and the optimizer.
+
+    `backlog` counts rollouts that run, wait for their batch, or lie in a complete batch that is untrained: admission
+    keeps it within `(max_staleness + 1) * batch_size`, plus less than a group per batch.
+    """
+    return {
+        "in_flight": in_flight,
+        "queued": pending - in_flight + num_untrained * batch_size,
+        "backlog": pending + num_untrained * batch_size,
+        "untrained_batches": num_untrained,
+    }
+
+
+def trainer_facts(peers: Sequence[PeerStatus]) -> dict[str, Fact]:
+    """Which ranks of the trainer are there, in numbers and in words."""
+    silent = [f"rank {peer.rank} has been silent for {peer.silent_s:.0f} s" for peer in peers if not peer.alive]
+    words = "; ".join(silent) if silent else "connected" if peers else "no trainer is connected"
+    return {"trainer": words, "trainer_ranks": sum(peer.alive for peer in peers), "silent_ranks": len(silent)}
