@@ -13,7 +13,7 @@
 | batcher   | complete batches       | durable batch N | head of the line; < `max_ahead` | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
 | policy    | weight announcements   | live version    | every engine verified           | an engine's reply; retries  |
-| pulse     | what this side awaits  | news for ranks  | a second to pass                | the clock                   |
+| pulse     | what this side awaits  | news for people | half a second to pass           | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
 plus less than a group per batch (`admission.py`); untrained batches <= `max_ahead`.
@@ -40,6 +40,7 @@ from orchestrator.ledger_records import CancelReason
 from orchestrator.lineup import Cut, Lineup
 from orchestrator.metrics import StepTimes, step_line, step_metrics
 from orchestrator.policy import Policy
+from orchestrator.pulse import Pulse
 from orchestrator.rollout_log import RolloutLog
 from orchestrator.scheduler import EnvSlot, Scheduler
 from orchestrator.state import STATE_NAME, describe_order, load_state, resume_cursor
@@ -51,8 +52,6 @@ from transport.errors import OutboxError
 from transport.outbox import Outbox
 from transport.server import BatchServer
 
-PULSE_S = 1.0
-"""Seconds between two updates of what ranks are told that this side waits for."""
 LINGER_POLL_S = 0.05
 
 
@@ -89,6 +88,9 @@ class Orchestrator:
         )
         self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares))
         self._batcher = self._make_batcher()
+        self._pulse = Pulse(
+            server, self._lineup, health, in_flight=lambda: self._scheduler.in_flight, batch_size=config.batch_size
+        )
         self._last_cut = (time.monotonic(), 0.0, 0.0)
 
     def _make_scheduler(self, order: ExampleOrder) -> Scheduler:
@@ -145,10 +147,10 @@ class Orchestrator:
     async def _work(self, closing: AsyncExitStack) -> None:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._server.serve())
+            pulsing = tasks.create_task(self._pulse.run())
             await self._start(closing)
             following = tasks.create_task(self._policy.run())
             scheduling = tasks.create_task(self._scheduler.run())
-            pulsing = tasks.create_task(self._pulse())
             await self._batcher.run()
             scheduling.cancel()  # the last batch is cut: nothing more is needed
             await self._until_trained()
@@ -185,12 +187,6 @@ class Orchestrator:
             was_here = was_here or is_here
             await asyncio.sleep(LINGER_POLL_S)
         logger.info("all {} steps are trained and committed", last_step)
-
-    async def _pulse(self) -> None:
-        """Let waiting ranks know what this side waits for."""
-        while True:
-            self._server.waiting_for = self._health.waits
-            await asyncio.sleep(PULSE_S)
 
     def _close_ledger(self) -> None:
         finished = self._server.outbox.next_step > self._config.max_steps
