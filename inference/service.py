@@ -49,7 +49,7 @@ def serve(config: InferenceConfig) -> None:
         shutdown = stack.enter_context(closing(Shutdown()))
         extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
         stack.enter_context(closing(extra))
-        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks"))
+        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", run_dir=run_dir))
         state = ServerState(
             model_names=(config.model.path.resolve().name, str(config.model.path)),
             admin_token=token,

@@ -107,8 +107,8 @@ class BatchServerConfig(Config):
     insecure: bool = False
     """Bind an address that other machines reach without keys: anyone there can read and steer the run. Logged every
     minute."""
-    peer_timeout_s: float = Field(5.0, gt=0)
-    """Seconds of silence after which a trainer rank counts as dead."""
+    peer_timeout_s: float = Field(3.0, gt=0)
+    """Seconds of silence (heartbeats come every second) after which a trainer rank counts as dead."""
     max_ahead: int = Field(2, ge=1)
     """Batches that may lie untrained in the outbox."""
     record_batches: bool = False

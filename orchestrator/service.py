@@ -77,7 +77,7 @@ def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig
         shutdown = stack.enter_context(closing(Shutdown()))
         health_server = HealthServer(health, host=config.health.host, port=config.health.port, registry=registry)
         stack.enter_context(closing(health_server))
-        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", loop_lag))
+        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", loop_lag, run_dir=run_dir))
         metrics = stack.enter_context(closing(MetricLog(SERVICE, run_dir, config.metrics, registry)))
         atomic_write(run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
         with health.waiting("the environments to load"):

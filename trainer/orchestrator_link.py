@@ -51,6 +51,7 @@ class OrchestratorLink:
             peer_timeout_s=config.peer_timeout_s,
             lost_timeout_s=config.lost_timeout_s,
             on_wait=self._on_wait,
+            on_link=self._on_link,
         )
 
     def connect(self) -> None:
@@ -111,6 +112,10 @@ class OrchestratorLink:
             raise UserError(str(error)) from error
         finally:
             self._client.activity = "trains"
+
+    def _on_link(self, problem: str) -> None:
+        """The connection was lost or is back, perhaps noticed by a heartbeat during a step."""
+        self._health.set_facts(orchestrator=problem or "connected")
 
     def _on_wait(self, peer_waits_for: str) -> None:
         """Called about once a second during a wait. The client has deadlines of its own, so waiting is not a stall."""
