@@ -81,7 +81,7 @@ class TrainerProcess:
         port = config.health.port + self._rank if config.health.port else 0
         server = HealthServer(self.health, host=config.health.host, port=port, registry=registry)
         stack.callback(server.close)
-        stack.enter_context(Watchdog(self.health, self._run_dir.logs / f"{name}.stacks"))
+        stack.enter_context(Watchdog(self.health, self._run_dir.logs / f"{name}.stacks", run_dir=self._run_dir))
         self._run_dir.announce(name, ServiceInfo(health_url=server.url))
         stack.callback(self._run_dir.withdraw, name)
         self._metrics: MetricLog | None = None
