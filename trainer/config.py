@@ -97,8 +97,9 @@ class OrchestratorLinkConfig(Config):
     """This trainer's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`. All ranks share it."""
     connect_timeout_s: float = Field(60.0, gt=0)
     """Seconds to wait for the orchestrator's first answer."""
-    peer_timeout_s: float = Field(5.0, gt=0)
-    """Seconds of silence after which the orchestrator counts as dead; the trainer reconnects."""
+    peer_timeout_s: float = Field(3.0, gt=0)
+    """Seconds of silence (heartbeats go every second) after which the orchestrator counts as dead; the trainer
+    reconnects."""
     lost_timeout_s: float = Field(600.0, gt=0)
     """Seconds without an orchestrator after which the trainer gives up with exit code 76."""
 
