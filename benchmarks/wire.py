@@ -53,9 +53,9 @@ class ListSample(msgspec.Struct):
     advantage: float
 
 
-def make_samples() -> list[TrainingSample]:
+def make_samples(num_samples: int = NUM_SAMPLES, num_tokens: int = NUM_TOKENS) -> list[TrainingSample]:
     random = np.random.default_rng(0)
-    mask = np.arange(NUM_TOKENS) >= NUM_TOKENS // 4
+    mask = np.arange(num_tokens) >= num_tokens // 4
     return [
         TrainingSample(
             run_id=RUN,
@@ -63,15 +63,15 @@ def make_samples() -> list[TrainingSample]:
             example_id=str(number),
             group_id=f"env/{number // 8}/0",
             trajectory_id=f"env/{number // 8}/0#{number % 8}",
-            token_ids=EncodedTensor.of(random.integers(0, 150_000, NUM_TOKENS, dtype=np.int32)),
+            token_ids=EncodedTensor.of(random.integers(0, 150_000, num_tokens, dtype=np.int32)),
             loss_mask=EncodedTensor.of(mask),
-            logprobs=EncodedTensor.of(-random.random(NUM_TOKENS, dtype=np.float32)),
+            logprobs=EncodedTensor.of(-random.random(num_tokens, dtype=np.float32)),
             advantages=0.5,
             temperature=1.0,
             reward=1.0,
-            versions=(VersionSpan(0, NUM_TOKENS // 4, NUM_TOKENS),),
+            versions=(VersionSpan(0, num_tokens // 4, num_tokens),),
         )
-        for number in range(NUM_SAMPLES)
+        for number in range(num_samples)
     ]
 
 
@@ -134,7 +134,7 @@ def row(encode: Callable[[], object], decode: Callable[[], object], num_bytes: i
 
 def bench_tandem(samples: list[TrainingSample]) -> dict[str, float]:
     batch = build_batch(RUN, 1, samples)
-    rows = range(NUM_SAMPLES)
+    rows = range(len(samples))
     return row(
         lambda: build_batch(RUN, 1, samples),
         lambda: pack_samples(decode_rows(batch.manifest, rows, batch.frames)),
@@ -143,25 +143,27 @@ def bench_tandem(samples: list[TrainingSample]) -> dict[str, float]:
     )
 
 
-def bench_lists(samples: list[TrainingSample]) -> dict[str, dict[str, float]]:
-    """msgspec and pickle over Python lists."""
-    lists = [
+def as_lists(samples: list[TrainingSample]) -> list[ListSample]:
+    return [
         ListSample(s.token_ids.numpy().tolist(), s.loss_mask.numpy().tolist(), s.logprobs.numpy().tolist(), 0.5)
         for s in samples
     ]
-    plain = [msgspec.structs.asdict(sample) for sample in lists]
-    decoder = msgspec.msgpack.Decoder(list[ListSample])
-    packed, pickled = msgspec.msgpack.encode(lists), pickle.dumps(plain, protocol=5)
+
+
+def bench_msgspec_lists(samples: list[TrainingSample]) -> dict[str, float]:
+    lists, decoder = as_lists(samples), msgspec.msgpack.Decoder(list[ListSample])
+    packed = msgspec.msgpack.encode(lists)
+    return row(lambda: msgspec.msgpack.encode(lists), lambda: pack_lists(decoder.decode(packed)), len(packed), REPEATS)
+
+
+def bench_pickle_lists(samples: list[TrainingSample]) -> dict[str, float]:
+    plain = [msgspec.structs.asdict(sample) for sample in as_lists(samples)]
+    pickled = pickle.dumps(plain, protocol=5)
 
     def unpickle() -> list[Tensors]:
         return pack_lists([ListSample(**fields) for fields in pickle.loads(pickled)])
 
-    return {
-        "msgspec_lists": row(
-            lambda: msgspec.msgpack.encode(lists), lambda: pack_lists(decoder.decode(packed)), len(packed), REPEATS
-        ),
-        "pickle_lists": row(lambda: pickle.dumps(plain, protocol=5), unpickle, len(pickled), REPEATS),
-    }
+    return row(lambda: pickle.dumps(plain, protocol=5), unpickle, len(pickled), REPEATS)
 
 
 def bench_arrays(samples: list[TrainingSample]) -> dict[str, dict[str, float]]:
@@ -283,11 +285,28 @@ def bench_fsync(batch: EncodedBatch) -> dict[str, float]:
     }
 
 
+def bench_lengths() -> dict[str, dict[str, float]]:
+    """The same number of tokens in shorter samples: the fixed cost of a sample shows, and the targets are not met below
+    some length."""
+    results = {}
+    for num_tokens in (512, 1024, 2048, NUM_TOKENS):
+        samples = make_samples(TOKENS // num_tokens, num_tokens)
+        ours, lists = bench_tandem(samples), bench_msgspec_lists(samples)
+        ratio = ours["decode_to_tensor_mtok_s"] / lists["decode_to_tensor_mtok_s"]
+        results[str(num_tokens)] = ours | {"decode_to_tensor_over_lists": ratio}
+    return results
+
+
 def run() -> dict[str, object]:
     started = time.perf_counter()
     samples = make_samples()
     batch = build_batch(RUN, 1, samples)
-    codecs = {"tandem": bench_tandem(samples), **bench_lists(samples), **bench_arrays(samples)}
+    codecs = {
+        "tandem": bench_tandem(samples),
+        "msgspec_lists": bench_msgspec_lists(samples),
+        "pickle_lists": bench_pickle_lists(samples),
+        **bench_arrays(samples),
+    }
     with tempfile.TemporaryDirectory() as directory:
         keys = Path(directory) / "keys"
         make_keys(keys)
@@ -302,6 +321,7 @@ def run() -> dict[str, object]:
         "workload": {"samples": NUM_SAMPLES, "tokens_per_sample": NUM_TOKENS},
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]},
         "codecs": codecs,
+        "by_tokens_per_sample": bench_lengths(),
         "links": links,
         "outbox": bench_fsync(batch),
         "targets": {
