@@ -1,7 +1,7 @@
 """`ReplaySource`: recorded `step-*.batch` files instead of an orchestrator.
 
-The files are those of an outbox (or its `retired/` folder). On a CPU, the same files, seed and config give the same
-weights, bit for bit.
+The folder is an outbox, whose `retired/` folder counts too (`server.record_batches` fills it), or any other with such
+files. On a CPU, the same files, seed and config give the same weights, bit for bit.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from transport.batch import decode_rows
 from transport.batch_file import BatchFile
 from transport.errors import TransportError
 from transport.manifest import BatchManifest
-from transport.outbox import batch_path
+from transport.outbox import RETIRED_NAME, batch_path
 from transport.sample import TrainingSample
 
 
@@ -23,7 +23,8 @@ class ReplaySource:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._steps = sorted(int(path.stem.removeprefix("step-")) for path in directory.glob("step-*.batch"))
+        found = (path for folder in self._folders() for path in folder.glob("step-*.batch"))
+        self._steps = sorted({int(path.stem.removeprefix("step-")) for path in found})
         if not self._steps:
             raise UserError(f"nothing to replay: no step-*.batch in {directory}")
 
@@ -58,8 +59,12 @@ class ReplaySource:
     def close(self, reason: str) -> None:
         """Nothing is open."""
 
+    def _folders(self) -> tuple[Path, Path]:
+        return self._directory, self._directory / RETIRED_NAME
+
     def _file(self, step: int) -> BatchFile:
+        paths = [batch_path(folder, step) for folder in self._folders()]
         try:
-            return BatchFile(batch_path(self._directory, step))
+            return BatchFile(next((path for path in paths if path.exists()), paths[0]))
         except TransportError as error:
             raise UserError(f"cannot replay: {error}") from error

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime.atomic_write import atomic_write
 from runtime.config import resolved_json
+from runtime.errors import PeerLostError
 from runtime.exit_codes import ExitCode
 from runtime.health import Health
 from runtime.health_server import HealthServer
@@ -25,6 +26,7 @@ from trainer.batch_source import BatchSource
 from trainer.checkpoint import Checkpoints, Origin
 from trainer.config import TrainerConfig
 from trainer.distributed import Ranks, join
+from trainer.finished_run import FinishedRun
 from trainer.fsdp import shard_policy
 from trainer.inbox import Inbox
 from trainer.layout import Layout
@@ -146,7 +148,14 @@ class TrainerProcess:
             health=self.health,
             stop_requested=lambda: shutdown.requested,
         )
-        link.connect()
+        try:
+            link.connect()
+        except PeerLostError as error:
+            if self._config.max_steps is None or progress.step < self._config.max_steps:
+                raise
+            link.close("the run is complete")
+            logger.info(f"step {progress.step} is the last one and durable; nobody waits for it: {error}")
+            return FinishedRun()
         return link
 
 

@@ -60,6 +60,16 @@ def test_the_log_has_one_line_per_step_and_says_how_to_export(straight_run):
     assert any("trainer export --checkpoint" in line for line in lines)
 
 
+def test_an_outbox_is_replayed_with_its_retired_batches(straight_run, model_path, recording, tmp_path):
+    outbox = tmp_path / "outbox"
+    (outbox / "retired").mkdir(parents=True)
+    for step in range(1, NUM_STEPS + 1):
+        kept = outbox / "retired" if step < NUM_STEPS else outbox
+        shutil.copy(batch_path(recording, step), kept)
+    again = replay(model_path, outbox, tmp_path, "again")
+    assert weight_bytes(again, NUM_STEPS) == weight_bytes(straight_run, NUM_STEPS)
+
+
 def test_a_gap_in_the_recording_is_named(tmp_path):
     batch_path(record_batches(tmp_path, RUN_ID, 3), 2).unlink()
     source = ReplaySource(tmp_path)

@@ -152,3 +152,12 @@ def kill_ranks(run_dir: Path) -> None:
             os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def test_a_trainer_that_comes_back_after_the_end_needs_no_orchestrator(model_path, recording, tmp_path):
+    last = ("--max-steps", "2")
+    assert run(arguments(model_path, tmp_path, RUN_ID, "--replay", str(recording), *last)) == ExitCode.OK
+    nobody = ("--orchestrator.endpoint", "tcp://127.0.0.1:9", "--orchestrator.connect-timeout-s", "0.3")
+    assert run(arguments(model_path, tmp_path, RUN_ID, *nobody, *last)) == ExitCode.OK
+    with pytest.raises(PeerLostError):
+        run(arguments(model_path, tmp_path, RUN_ID, *nobody, "--max-steps", "3"))

@@ -1,0 +1,35 @@
+"""`FinishedRun`: the source of a run whose last step is durable and whose orchestrator is gone.
+
+A trainer that is killed after its last checkpoint and started again finds nobody: the orchestrator ends when it knows
+that the last step is committed. There is nothing left to fetch, and nobody left to tell.
+"""
+
+from collections.abc import Sequence
+
+from trainer.batch_source import NoBatch
+from trainer.publish import PublishedWeights
+from transport.sample import TrainingSample
+
+
+class FinishedRun:
+    """A `BatchSource` without batches."""
+
+    def manifest(self, step: int) -> NoBatch:
+        """The run is over."""
+        return NoBatch.END
+
+    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        """Never asked for: there is no batch."""
+        raise AssertionError(f"samples of batch {step} of a finished run")
+
+    def published(self, weights: PublishedWeights) -> None:
+        """Nobody to tell."""
+
+    def trained(self, step: int) -> None:
+        """Nobody to tell."""
+
+    def committed(self, step: int) -> None:
+        """Nobody to tell."""
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""
