@@ -22,7 +22,6 @@ from runtime.health import Health
 from tests.inference.tiny import VOCAB_SIZE, make_model, save_model
 
 ADMIN = {"Authorization": "Bearer secret"}
-EngineMaker = Callable[..., "AsyncIterator[TorchEngine]"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,7 +44,13 @@ def model_dir(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) 
 
 @asynccontextmanager
 async def running_engine(
-    path: Path, *, slots: int = 8, length: int = 256, max_waiting: int = 64, eos: bool = False
+    path: Path,
+    *,
+    slots: int = 8,
+    length: int = 256,
+    max_waiting: int = 64,
+    eos: bool = False,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[TorchEngine]:
     """An engine over the model in `path`. Without `eos` random models do not stop by accident."""
     engine = TorchEngine(
@@ -54,6 +59,7 @@ async def running_engine(
         eos_token_ids=eos_token_ids(path) if eos else frozenset(),
         seed=0,
         run_id="default",
+        on_progress=on_progress,
     )
     try:
         yield engine

@@ -1,0 +1,78 @@
+"""Chat requests become jobs: defaults, stops and seeds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from inference.engine import EngineLimits
+from inference.errors import BadRequest
+from inference.generation import Int32s, Job
+from inference.server.chat_request import cut_at_stop, decode_chat, jobs_of, plain_messages, stop_strings
+from inference.server.chat_tokenizer import ChatTokenizer
+from tests.inference.tiny import VOCAB_SIZE, make_tokenizer
+
+LIMITS = EngineLimits(vocab_size=VOCAB_SIZE, max_model_len=64, max_batch_size=4, max_waiting=4)
+PROMPT = np.array([1, 3, 5, 4], dtype=np.int32)
+
+
+def jobs(**fields: object) -> list[Job]:
+    request = decode_chat(json.dumps({"messages": [{"role": "user", "content": "a"}]} | fields).encode())
+    return jobs_of(request, PROMPT, ChatTokenizer(make_tokenizer()), LIMITS)
+
+
+def ids(text: str) -> Int32s:
+    return np.array(make_tokenizer()(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def test_defaults_are_openais() -> None:
+    [job] = jobs()
+    assert (job.temperature, job.top_p, job.seed, job.num_top_logprobs) == (1.0, 1.0, None, 0)
+    assert job.max_tokens == 60
+    assert job.should_stop is None
+
+
+def test_newer_name_of_the_token_limit_wins() -> None:
+    assert jobs(max_tokens=5)[0].max_tokens == 5
+    assert jobs(max_completion_tokens=7)[0].max_tokens == 7
+    assert jobs(max_tokens=5, max_completion_tokens=7)[0].max_tokens == 7
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    assert [job.seed for job in jobs(n=3, seed=10)] == [10, 11, 12]
+    assert [job.seed for job in jobs(n=2)] == [None, None]
+
+
+@pytest.mark.parametrize(("stop", "expected"), [(None, ()), ("ab", ("ab",)), (["ab", "c"], ("ab", "c")), ([], ())])
+def test_stop_is_one_string_or_several(stop: object, expected: tuple[str, ...]) -> None:
+    request = decode_chat(json.dumps({"messages": [], "stop": stop}).encode())
+    assert stop_strings(request) == expected
+
+
+def test_stop_watch_sees_a_string_over_several_tokens_once_it_is_complete() -> None:
+    watch = jobs(stop=["stop here"])[0].should_stop
+    assert watch is not None
+    tokens = ids("some text before it, then stop here")
+    assert [watch(tokens[:end]) for end in range(1, len(tokens) + 1)] == [False] * (len(tokens) - 1) + [True]
+
+
+def test_text_is_cut_at_the_earliest_stop() -> None:
+    assert cut_at_stop("one two three", ("three", "two")) == "one "
+    assert cut_at_stop("one two three", ("four",)) == "one two three"
+    assert cut_at_stop("one", ()) == "one"
+
+
+def test_text_parts_are_joined_and_other_fields_stay() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": content, "name": "n"}, {"role": "assistant", "content": None}]
+    request = decode_chat(json.dumps({"messages": messages}).encode())
+    assert plain_messages(request) == [
+        {"role": "user", "content": "ab", "name": "n"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"messages": [1]}', b"\xff", b"[" * 100_000])
+def test_bytes_that_are_no_chat_request_are_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="not a valid chat completion request"):
+        decode_chat(body)

@@ -1,0 +1,126 @@
+"""What the HTTP layer does when handlers misbehave, and how it binds."""
+
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+
+from inference.errors import BadRequest, InferenceError, QueueFull, UnknownModel, WeightsRefused
+from inference.generation import Completion
+from inference.server.chat_reply import events_of
+from inference.server.chat_types import ChatMessage, ChatReply, Choice, Usage
+from inference.server.errors_json import error_response
+from inference.server.listener import HttpListener
+from inference.torch_engine.engine import TorchEngine
+from runtime.errors import UserError
+from tests.inference.conftest import running_client
+
+
+async def ok(request: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+def app() -> web.Application:
+    application = web.Application()
+    application.router.add_get("/", ok)
+    return application
+
+
+async def test_free_port_is_chosen_and_named_in_the_url() -> None:
+    async with HttpListener(app(), "127.0.0.1", 0) as listener:
+        assert listener.url.startswith("http://127.0.0.1:")
+        assert not listener.url.endswith(":0")
+        async with aiohttp.ClientSession() as session, session.get(listener.url) as response:
+            assert await response.text() == "ok"
+
+
+async def test_taken_port_is_the_users_to_mend() -> None:
+    async with HttpListener(app(), "127.0.0.1", 0) as listener:
+        port = int(listener.url.rpartition(":")[2])
+        with pytest.raises(UserError, match=f"cannot bind 127.0.0.1:{port}: Address already in use; set --server"):
+            async with HttpListener(app(), "127.0.0.1", port):
+                pass
+
+
+async def test_address_of_another_machine_is_the_users_to_mend() -> None:
+    with pytest.raises(UserError, match=r"cannot bind 203\.0\.113\.7"):
+        async with HttpListener(app(), "203.0.113.7", 0):
+            pass
+
+
+async def test_port_can_be_bound_again_after_closing() -> None:
+    async with HttpListener(app(), "127.0.0.1", 0) as first:
+        port = int(first.url.rpartition(":")[2])
+    async with HttpListener(app(), "127.0.0.1", port) as second:
+        assert second.url == first.url
+
+
+async def test_bug_in_a_handler_is_a_500_and_the_connection_lives(
+    client: TestClient, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(job: object) -> Completion:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(engine, "generate", broken)
+    messages = [{"role": "user", "content": "hi"}]
+    for _ in range(2):
+        response = await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})
+        assert response.status == 500
+        assert "secret detail" not in await response.text()
+    assert (await client.get("/health")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(BadRequest, 400), (UnknownModel, 404), (WeightsRefused, 409), (QueueFull, 429)]
+)
+def test_every_error_has_one_json_shape(error: type[InferenceError], status: int) -> None:
+    response = error_response(error.status, error.kind, "because")
+    assert response.status == status
+    assert isinstance(response.body, bytes)
+    assert json.loads(response.body) == {"error": {"message": "because", "type": error.kind}}
+
+
+async def test_unknown_paths_share_one_metric_label(client: TestClient) -> None:
+    for path in ("/a", "/b", "/c"):
+        await client.get(path)
+    text = await (await client.get("/metrics")).text()
+    assert 'tandem_inference_requests_total{route="unknown",status="404"} 3.0' in text
+    assert 'route="/a"' not in text
+
+
+async def test_metrics_of_a_loading_server_have_no_engine_numbers(model_dir: Path) -> None:
+    async with running_client(None, model_dir) as client:
+        text = await (await client.get("/metrics")).text()
+        assert "policy_version" not in text
+
+
+def chat_reply(num_choices: int) -> ChatReply:
+    return ChatReply(
+        id="chatcmpl-1",
+        created=1,
+        model="m",
+        choices=[
+            Choice(index=index, message=ChatMessage(content=f"text {index}"), finish_reason="stop")
+            for index in range(num_choices)
+        ],
+        usage=Usage(prompt_tokens=3, completion_tokens=4, total_tokens=7),
+    )
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_events_carry_every_choice_then_done(include_usage: bool) -> None:
+    events = list(events_of(chat_reply(2), include_usage=include_usage))
+    assert all(event.startswith(b"data: ") and event.endswith(b"\n\n") for event in events)
+    assert events[-1] == b"data: [DONE]\n\n"
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events[:-1]]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    said = [(c["index"], c["delta"]["content"]) for chunk in chunks for c in chunk["choices"] if c["delta"]]
+    ended = [(c["index"], c["finish_reason"]) for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
+    assert said == [(0, "text 0"), (1, "text 1")]
+    assert ended == [(0, "stop"), (1, "stop")]
+    assert [chunk["usage"] for chunk in chunks if chunk["usage"]] == (
+        [{"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}] if include_usage else []
+    )

@@ -1,0 +1,114 @@
+"""Many clients, weight updates, pauses and disconnects at once, over HTTP: nothing is lost, nothing is wrong."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from aiohttp.test_utils import TestClient
+from transformers import PreTrainedModel
+
+from tests.inference.conftest import ADMIN, running_client, running_engine
+from tests.inference.tiny import make_model, publish, score
+from tests.inference.waiting import until
+from transport.codec import encode
+from transport.generation import (
+    GENERATE_PATH,
+    PAUSE_PATH,
+    RESUME_PATH,
+    WEIGHTS_PATH,
+    ApplyWeights,
+    GenerateReply,
+    GenerateRequest,
+)
+from transport.tensor import EncodedTensor
+
+
+def prompt(number: int) -> list[int]:
+    return [5 + (number + i) % 30 for i in range(1 + number % 23)]
+
+
+async def generate(client: TestClient, number: int, max_tokens: int) -> GenerateReply:
+    ids = EncodedTensor.of(np.array(prompt(number), dtype=np.int32))
+    request = GenerateRequest(request_id=str(number), token_ids=ids, max_tokens=max_tokens, seed=number)
+    response = await client.post(GENERATE_PATH, data=encode(request))
+    assert response.status == 200, await response.text()
+    return msgspec.msgpack.decode(await response.read(), type=GenerateReply)
+
+
+async def apply(client: TestClient, path: Path, version: int) -> int:
+    data = msgspec.json.encode(ApplyWeights(manifest_path=str(path), version=version))
+    return (await client.post(WEIGHTS_PATH, data=data, headers=ADMIN)).status
+
+
+def assert_exact(models: dict[int, PreTrainedModel], reply: GenerateReply) -> None:
+    tokens = reply.token_ids.numpy().tolist()
+    assert sum(span.end - span.start for span in reply.versions) == len(tokens)
+    for span in reply.versions:
+        expected = score(models[span.version], prompt(int(reply.request_id)), tokens)[span.start : span.end]
+        ours = torch.tensor(reply.logprobs.numpy()[span.start : span.end])
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
+
+
+async def test_weight_updates_and_pauses_among_many_requests(
+    model_dir: Path, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    models = {0: model} | {version: make_model(version) for version in (1, 2, 3)}
+    paths = {version: publish(tmp_path, models[version], version) for version in (1, 2, 3)}
+    async with (
+        running_engine(model_dir, slots=16, max_waiting=64) as engine,
+        running_client(engine, model_dir) as client,
+    ):
+        requests = [asyncio.create_task(generate(client, number, 60 + number % 40)) for number in range(48)]
+        for version in (1, 2, 3):
+            sampled = engine.stats.sampled_tokens
+            await until(lambda least=sampled + 300: engine.stats.sampled_tokens >= least)  # type: ignore[misc]
+            assert await apply(client, paths[version], version) == 200
+            assert (await client.post(PAUSE_PATH, headers=ADMIN)).status == 200
+            assert await apply(client, tmp_path / "nowhere.json", 9) == 409
+            assert (await client.post(RESUME_PATH, headers=ADMIN)).status == 200
+        replies = await asyncio.gather(*requests)
+    assert {span.version for reply in replies for span in reply.versions} == {0, 1, 2, 3}
+    for reply in replies:
+        assert len(reply.token_ids.numpy()) == 60 + int(reply.request_id) % 40
+        assert_exact(models, reply)
+
+
+async def test_storm_of_disconnects_leaves_an_idle_engine(model_dir: Path, model: PreTrainedModel) -> None:
+    async with (
+        running_engine(model_dir, slots=8, max_waiting=256) as engine,
+        running_client(engine, model_dir) as client,
+    ):
+        dropped = [asyncio.create_task(generate(client, number, 200)) for number in range(100)]
+        await until(lambda: engine.stats.running == 8)
+        for task in dropped:
+            task.cancel()
+        await asyncio.wait(dropped, timeout=10)
+        await until(lambda: engine.stats.running == engine.stats.waiting == 0)
+        sampled = engine.stats.sampled_tokens
+        assert sampled < 100 * 200
+        assert_exact({0: model}, await generate(client, 7, 10))
+        assert engine.stats.sampled_tokens == sampled + 10
+
+
+async def test_bursts_leave_nothing_behind(model_dir: Path) -> None:
+    async with (
+        running_engine(model_dir, slots=8, max_waiting=64) as engine,
+        running_client(engine, model_dir) as client,
+    ):
+        for burst in range(5):
+            await asyncio.gather(*(generate(client, number, 1 + number % 4) for number in range(40)))
+            assert engine.stats.running == engine.stats.waiting == 0, burst
+        assert engine.stats.sampled_tokens == 5 * sum(1 + number % 4 for number in range(40))
+
+
+async def test_same_requests_give_the_same_tokens_in_any_order(model_dir: Path) -> None:
+    async with (
+        running_engine(model_dir, slots=8, max_waiting=64) as engine,
+        running_client(engine, model_dir) as client,
+    ):
+        forward = await asyncio.gather(*(generate(client, number, 20) for number in range(30)))
+        backward = await asyncio.gather(*(generate(client, number, 20) for number in reversed(range(30))))
+    for one, other in zip(forward, reversed(backward), strict=True):
+        np.testing.assert_array_equal(one.token_ids.numpy(), other.token_ids.numpy())
