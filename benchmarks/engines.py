@@ -34,7 +34,7 @@ from inference.torch_engine.loading import load_slot_model
 BATCHES = (1, 32, 128)
 PROMPT_TOKENS, NEW_TOKENS, VOCAB_SIZE = 34, 128, 48
 MAX_LENGTH = PROMPT_TOKENS + NEW_TOKENS
-REPEATS = 5
+REPEATS = 4
 
 
 @dataclass(frozen=True)
