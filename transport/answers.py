@@ -24,6 +24,9 @@ from transport.messages import (
 from transport.outbox import Outbox
 from transport.progress import PublishedWeights
 
+_MAX_RUN_ID_CHARS = 100
+"""Of a foreign run's id, what is repeated."""
+
 Reply = tuple[ServerMessage, list[bytes]]
 Report = Trained | Committed | WeightsPublished
 
@@ -34,7 +37,7 @@ def refusal(outbox: Outbox, limits: Limits, hello: Hello) -> str | None:
     if hello.schema_version != SCHEMA_VERSION:
         return f"schema version {hello.schema_version}, this server speaks {SCHEMA_VERSION}"
     if hello.run_id != outbox.run_id:
-        return f"run {hello.run_id!r}, this server runs {outbox.run_id!r}"
+        return f"run {hello.run_id[:_MAX_RUN_ID_CHARS]!r}, this server runs {outbox.run_id!r}"
     if not 0 <= hello.rank < hello.world_size <= limits.max_peers:
         return f"rank {hello.rank} of {hello.world_size}, this server takes up to {limits.max_peers} ranks"
     if hello.last_committed < retired:

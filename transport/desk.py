@@ -31,7 +31,7 @@ from transport.messages import (
 )
 from transport.outbox import Outbox
 from transport.peers import Peer, PeerTable
-from transport.rejections import Reason
+from transport.rejections import Reason, printable
 from transport.router import Incoming, Router
 
 
@@ -62,7 +62,7 @@ class Desk:
         if isinstance(incoming.message, Hello):
             await self._hello(incoming.identity, incoming.address, incoming.message)
         elif peer is None:
-            await self._router.send(incoming.identity, Stranger(seq=incoming.message.seq))
+            await self._router.send(incoming.identity, incoming.address, Stranger(seq=incoming.message.seq))
         else:
             self._heard(peer)
             await self._dispatch(peer, incoming.message, tasks)
@@ -83,10 +83,10 @@ class Desk:
     async def _dispatch(self, peer: Peer, message: ClientMessage, tasks: asyncio.TaskGroup) -> None:
         match message:
             case Ping(seq=seq, waiting_for=waiting_for):
-                peer.waiting_for = waiting_for
+                peer.waiting_for = printable(waiting_for)
                 await self._reply(peer, Pong(seq=seq, waiting_for=self.waiting_for))
             case Bye(seq=seq, reason=reason):
-                logger.info("{} leaves: {}", peer.name, reason[:200])
+                logger.info("{} leaves: {}", peer.name, printable(reason))
                 await self._reply(peer, Ack(seq=seq))
                 self._forget(peer)
             case GetManifest():
@@ -112,7 +112,7 @@ class Desk:
             if has_lost_commit(self._outbox, hello):
                 await asyncio.to_thread(self._outbox.retire, hello.last_committed)
             self._welcome(identity, address, hello)
-        await self._router.send(identity, reply)
+        await self._router.send(identity, address, reply)
 
     def _welcome(self, identity: bytes, address: str, hello: Hello) -> None:
         is_new = self._peers.find(identity) is None
@@ -147,7 +147,7 @@ class Desk:
         await self._reply(peer, reply)
 
     async def _reply(self, peer: Peer, message: ServerMessage, frames: list[bytes] | None = None) -> None:
-        if not await self._router.send(peer.identity, message, frames):
+        if not await self._router.send(peer.identity, peer.address, message, frames):
             self._forget(peer)
 
     def _forget(self, peer: Peer) -> None:

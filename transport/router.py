@@ -8,13 +8,14 @@ import zmq.asyncio
 
 from transport.allow_list import AllowList
 from transport.codec import decode_client_message, encode, foreign_greeting
+from transport.doorway import Doorway
 from transport.errors import BindError, CodecError
 from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import ClientMessage, Refusal, ServerMessage
 from transport.rejections import Reason, Rejections
 from transport.security import CurveKeys
-from transport.sockets import HANDSHAKE_FAILURES, router
+from transport.sockets import router
 
 _UNKNOWN_ADDRESS = "an unknown address"
 
@@ -37,6 +38,7 @@ class Router:
         self._context = zmq.asyncio.Context()
         self._allow_list = AllowList(self._context, keys, self.rejections) if keys is not None else None
         self._socket = router(self._context, keys, limits, peer_timeout_s)
+        self._doorway = Doorway(self._socket, self.rejections)
 
     def bind(self, endpoint: str) -> str:
         """Bind and return the address really bound (port 0 means any). `BindError` if it is taken."""
@@ -50,7 +52,7 @@ class Router:
 
     def start_guards(self, tasks: asyncio.TaskGroup) -> None:
         """Run what watches over handshakes. Without it, a server with keys welcomes nobody."""
-        tasks.create_task(self._watch_handshakes())
+        tasks.create_task(self._doorway.watch())
         if self._allow_list is not None:
             tasks.create_task(self._allow_list.serve())
 
@@ -66,21 +68,25 @@ class Router:
             self.rejections.add(Reason.OVERSIZE, address, f"a request of {head.nbytes} bytes")
             return None
         try:
-            return Incoming(identity, address, decode_client_message(head))
+            message = decode_client_message(head)
         except CodecError as error:
             await self._refuse(identity, address, head, error)
             return None
+        self._doorway.know(address)
+        return Incoming(identity, address, message)
 
-    async def send(self, identity: bytes, message: ServerMessage, frames: list[bytes] | None = None) -> bool:
+    async def send(
+        self, identity: bytes, address: str, message: ServerMessage, frames: list[bytes] | None = None
+    ) -> bool:
         """Send or drop, at once. False if the connection is gone: its peer asks again when it is back."""
         try:
             await self._socket.send_multipart([identity, encode(message), *(frames or ())], zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            self.rejections.add(Reason.UNREACHABLE, identity.hex(), "its queue is full: it asks and does not read")
+            self.rejections.add(Reason.UNREACHABLE, address, "its queue is full: it asks and does not read")
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self.rejections.add(Reason.UNREACHABLE, identity.hex(), "the connection is gone")
+            self.rejections.add(Reason.UNREACHABLE, address, "the connection is gone")
             return False
         return True
 
@@ -92,19 +98,12 @@ class Router:
     async def _refuse(self, identity: bytes, address: str, head: memoryview, error: CodecError) -> None:
         greeting = foreign_greeting(head)
         if greeting is None:
-            self.rejections.add(Reason.GARBAGE, address, str(error)[:200])
+            self.rejections.add(Reason.GARBAGE, address, str(error))
             return
         seq, version = greeting
         reason = f"schema version {version}, this server speaks {SCHEMA_VERSION}"
         self.rejections.add(Reason.SCHEMA, address, reason)
-        await self.send(identity, Refusal(seq=seq, schema_version=SCHEMA_VERSION, reason=reason))
-
-    async def _watch_handshakes(self) -> None:
-        monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
-        while True:
-            await monitor.recv_multipart()
-            detail = "it broke off while greeting: without keys, with the wrong server.public, or not one of ours"
-            self.rejections.add(Reason.HANDSHAKE, "a connection", detail)
+        await self.send(identity, address, Refusal(seq=seq, schema_version=SCHEMA_VERSION, reason=reason))
 
 
 def _address(frame: zmq.Frame) -> str:

@@ -117,4 +117,5 @@ class TrainingSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def _is_finite(values: Array) -> bool:
     """A finite sum of squares proves finite values, at the speed of memory; only huge values need a second look."""
-    return math.isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(values, values)) or bool(np.isfinite(values).all())

@@ -70,7 +70,21 @@ def test_secret_that_others_can_read_is_refused(keys: Path) -> None:
         CurveKeys.for_client(keys)
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b"x" * 41])
+def test_halves_of_two_pairs_are_refused(keys: Path, tmp_path: Path) -> None:
+    make_keys(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "server.public", keys / "server.public")
+    with pytest.raises(SecurityError, match=r"server\.public and server\.secret .* are not a pair"):
+        CurveKeys.for_server(keys)
+
+
+def test_a_folder_with_some_of_the_keys_gets_none(keys: Path) -> None:
+    (keys / "server.secret").unlink()
+    with pytest.raises(SecurityError, match=r"server\.public exists"):
+        make_keys(keys)
+    assert not (keys / "server.secret").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * 41, b"~" * 40])
 def test_file_without_a_key_is_refused_by_name(keys: Path, content: bytes) -> None:
     (keys / "server.public").write_bytes(content)
     with pytest.raises(SecurityError, match=r"server\.public"):
