@@ -8,11 +8,12 @@
 
 | loop      | consumes               | produces        | waits for                       | unblocked by                |
 |-----------|------------------------|-----------------|---------------------------------|-----------------------------|
-| scheduler | examples, free slots   | rollouts        | staleness budget, a free slot   | finished rollout, version   |
+| scheduler | examples, free slots   | rollouts        | staleness budget, slot, engine  | finished rollout, version   |
 | collector | rollouts and failures  | final groups    | all members accounted for       | last member (has no task)   |
 | batcher   | complete batches       | durable batch N | head of the line; < `max_ahead` | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
-| policy    | weight announcements   | live version    | every engine verified           | an engine's reply; retries  |
+| policy    | weight announcements   | live version    | every engine in service: seen   | an engine's reply; retries  |
+| pool      | engines that left      | engines back    | health and the right weights    | an engine's reply; retries  |
 | pulse     | what this side awaits  | news for people | half a second to pass           | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
@@ -112,7 +113,15 @@ class Orchestrator:
         )
         envs = {env.label: EnvSlot(env, adapter) for env, adapter in zip(config.envs, self._adapters, strict=True)}
         return Scheduler(
-            envs, order, rule, collector, lambda: self._policy.live, self._policy.distrust, config.seed, self._health
+            envs,
+            order,
+            rule,
+            collector,
+            lambda: self._policy.live,
+            self._policy.distrust,
+            config.seed,
+            self._health,
+            self._engine.availability,
         )
 
     def _make_batcher(self) -> Batcher:

@@ -1,9 +1,10 @@
 """`Policy`: which version is live, and the loop that brings announced weights to the engines.
 
-A version is live when every engine serves it, read back with its digest (`Engine.apply_weights` does both). Any failure
-leaves the old version live and is retried with back-off, always with the newest announcement: versions in between are
-skipped. What was announced is kept by the outbox, so a restart starts with it. An engine that lost the live version (it
-was restarted) betrays itself by a stale rollout and gets it again.
+A version is live when every engine in service serves it, read back with its digest (`Engine.apply_weights` does both).
+Any failure leaves the old version live and is retried with back-off, always with the newest announcement: versions in
+between are skipped. What was announced is kept by the outbox, so a restart starts with it. An engine that comes back
+gets the weights before it gets requests (`Engine.tend`). Should one that lost the live version be asked nevertheless,
+it betrays itself by a stale rollout, and all get the version again.
 """
 
 import asyncio
@@ -60,12 +61,13 @@ class Policy:
         self._applying = asyncio.Lock()
         self._doubt = asyncio.Event()
         self.live = 0
-        """The version that every engine serves, or a later one."""
+        """The version that every engine in service serves, or a later one."""
+        self._problem = ""
 
     async def start(self, *, newest_batch: int, timeout_s: float) -> None:
         """Bring the engines to the newest announcement before anything is dispatched.
 
-        Engines that serve it already are left alone. Raises `PeerLostError` at the deadline, and `UserError` when the
+        Raises `PeerLostError` at the deadline, and `UserError` when the
         engines serve a version that batches up to `newest_batch` cannot have made: the weights of another run.
         """
         try:
@@ -77,7 +79,7 @@ class Policy:
 
     async def _start(self, newest_batch: int) -> None:
         weights = self._source.weights
-        version, digest = await self._served()
+        version = await self._served()
         if version > newest_batch:
             raise UserError(
                 f"the engines serve version {version} but the run has only made {newest_batch} batches; restart "
@@ -85,24 +87,24 @@ class Policy:
             )
         if weights is None:
             return
-        if (version, digest) == (weights.version, weights.digest) or version > weights.version:
-            # Later than announced: its announcement was on its way when this process died, and will be repeated.
+        if version > weights.version:
+            # Its announcement was on its way when this process died, and will be repeated.
             self._applied, self.live = weights, weights.version
         else:
             await self._apply_newest()
 
-    async def _served(self) -> tuple[int, str]:
+    async def _served(self) -> int:
         try:
-            served = await self._engine.served()
+            return (await self._engine.served()).version
         except EngineError as error:
             if self._source.weights is None:
                 raise PeerLostError(f"the engines do not say what they serve: {error}") from error
-            return -1, ""  # they disagree: all get the announced version
-        return served.version, served.digest
+            return -1  # they disagree: all get the announced version
 
     async def run(self) -> None:
         """Follow the announcements, and repair engines that lost their weights, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._engine.tend())
             tasks.create_task(self._restore())
             while True:
                 await self._source.wait_weights(self._applied)
@@ -129,7 +131,7 @@ class Policy:
         while True:
             weights = self._source.weights
             assert weights is not None, "only called after an announcement"
-            with self._health.waiting(f"the engines to serve version {weights.version}", loop=LOOP):
+            with self._health.waiting(f"the engines to serve version {weights.version}{self._problem}", loop=LOOP):
                 if await self._apply(weights):
                     return
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # jitter: several runs may share an engine
@@ -138,12 +140,14 @@ class Policy:
     async def _apply(self, weights: PublishedWeights) -> bool:
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._update_timeout_s):
+            async with asyncio.timeout(2 * self._update_timeout_s):  # the order, and the reading back
                 await self._engine.apply_weights(weights.manifest_path, weights.version, weights.digest)
         except (EngineError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {self._update_timeout_s:g} s"
+            reason = str(error) or f"no answer within {2 * self._update_timeout_s:g} s"
+            self._problem = f" ({reason})"
             logger.warning("version {} is not live, {} stays: {}", weights.version, self.live, reason)
             return False
+        self._problem = ""
         self._applied, self.live = weights, weights.version
         logger.debug("policy version {} is live after {:.3f} s", weights.version, time.monotonic() - started)
         self._health.progress(version=weights.version)

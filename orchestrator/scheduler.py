@@ -1,7 +1,8 @@
 """`Scheduler`: dispatches groups in the order of the examples, as fast as admission allows.
 
 Invariant: at most `max_in_flight` rollouts run, each in a task of the scheduler's own task group; cancelling `run`
-cancels them all and leaves no orphan.
+cancels them all and leaves no orphan. While no engine is in service nothing is dispatched, and a rollout that an outage
+has spoilt is run again: it is nobody's failure.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from orchestrator.acceptance import accept
 from orchestrator.admission import AdmissionRule, Outlook, Verdict
 from orchestrator.collector import Collector
 from orchestrator.config import EnvConfig
+from orchestrator.engines.availability import Availability
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.examples import ExampleOrder, Visit
 from orchestrator.groups import GroupKey, Ticket
@@ -25,6 +27,8 @@ from runtime.health import Health
 DEADLINE_GRACE_S = 5.0
 """Seconds that an adapter may overrun the timeout it was given before it is cut off."""
 LOOP = "scheduler"
+SPOILT = frozenset({FailureReason.ENGINE_ERROR, FailureReason.ENV_TIMEOUT})
+"""What becomes of a rollout while no engine is in service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Scheduler:
         on_stale: Callable[[], None],
         seed: int,
         health: Health,
+        availability: Availability,
     ) -> None:
         self._envs = envs
         self._order = order
@@ -57,6 +62,7 @@ class Scheduler:
         self._on_stale = on_stale
         self._seed = seed
         self._health = health
+        self._availability = availability
         self._changed = asyncio.Event()
         self.in_flight = 0
         """Rollouts that run."""
@@ -74,6 +80,7 @@ class Scheduler:
                 visit = self._order.visit(self._collector.lineup.tail)
                 env = self._envs[visit.env_name]
                 await self._admitted(env.config.group_size)
+                await self._engines_back()
                 self._dispatch(tasks, env, visit)
                 await asyncio.sleep(0)  # a long burst of admissions must not keep finished rollouts waiting
 
@@ -85,6 +92,11 @@ class Scheduler:
                 await self._changed.wait()
             if verdict is Verdict.TOO_STALE:
                 self.waited_for_policy_s += time.monotonic() - started
+
+    async def _engines_back(self) -> None:
+        while not self._availability.is_open:
+            with self._health.waiting(f"an engine to come back ({self._availability.reason})", loop=LOOP):
+                await self._availability.wait()
 
     def _outlook(self) -> Outlook:
         lineup = self._collector.lineup
@@ -120,7 +132,7 @@ class Scheduler:
 
     async def _run(self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest) -> None:
         num_results = ticket.size if ticket.scores_jointly else 1
-        results = accept(await _call(adapter, request), num_results, ticket.version)
+        results = accept(await self._call(adapter, request), num_results, ticket.version)
         self.in_flight -= num_results
         for offset, result in enumerate(results):
             if isinstance(result, Failure) and result.reason is FailureReason.STALE:
@@ -128,6 +140,15 @@ class Scheduler:
             self._collector.record(ticket, request.index + offset, result)
         self._health.progress()
         self.notify()
+
+    async def _call(self, adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        while True:
+            num_outages = self._availability.num_outages
+            results = await _call(adapter, request)
+            spoilt = any(isinstance(result, Failure) and result.reason in SPOILT for result in results)
+            if not spoilt or (num_outages == self._availability.num_outages and self._availability.is_open):
+                return results
+            await self._availability.wait()
 
 
 async def _call(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:

@@ -1,196 +1,199 @@
-"""`HttpEngine`: all engines of the run behind one `Engine`, over the HTTP contract of docs/contracts.md."""
+"""`HttpEngine`: all engines of the run behind one `Engine`, over the HTTP contract of docs/contracts.md.
+
+Who is in service is the pool's affair (`pool.py`). Here is why engines leave it: three requests in a row fail; a reply
+was sampled by an older version than the engine was seen to serve (it was restarted); an update fails three times in a
+row that another engine took (it must not hold up the run). And here is what they need to come back: health, the same
+vocabulary, and the weights, given and read back.
+"""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
 import msgspec
+from loguru import logger
 
 from orchestrator.config import EnginesConfig
+from orchestrator.engines.availability import Availability
+from orchestrator.engines.circuit import MAX_FAILURES
+from orchestrator.engines.http_client import EngineClient, new_session
+from orchestrator.engines.pool import EnginePool
 from orchestrator.engines.protocol import EngineError, InvalidResponse
-from orchestrator.engines.replica import Replica, least_loaded
-from orchestrator.engines.retry import TemporaryError, parse_retry_after, retrying
+from orchestrator.engines.replica import Replica, Target
+from orchestrator.engines.retry import TemporaryError, retrying
 from orchestrator.engines.validation import check_reply
-from transport.generation import (
-    GENERATE_PATH,
-    MSGPACK,
-    WEIGHTS_PATH,
-    ApplyWeights,
-    GenerateReply,
-    GenerateRequest,
-    ServedWeights,
-)
+from transport.generation import GenerateReply, GenerateRequest, ServedWeights
 
-HEALTH_TIMEOUT_S = 5.0
 HEALTH_POLL_S = 0.2
-KEEPALIVE_S = 60.0
-MAX_ERROR_CHARS = 500
 
-_T = TypeVar("_T")
-_MSGPACK_HEADERS = {"Content-Type": MSGPACK}
 _encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(GenerateReply)
-_served_decoder = msgspec.json.Decoder(ServedWeights)
-
-
-class _Health(msgspec.Struct, frozen=True):
-    status: str
-    vocab_size: int
-
-
-_health_decoder = msgspec.json.Decoder(_Health)
 
 
 class HttpEngine:
     """Implements `Engine`. Requests go to the replica with the least in flight; a retry may go to another one."""
 
     def __init__(self, config: EnginesConfig, admin_token: str | None = None) -> None:
+        self.availability = Availability()
         self._config = config
-        self._replicas = [Replica(url.rstrip("/")) for url in config.urls]
-        self._admin_headers = {"Authorization": f"Bearer {admin_token}"} if admin_token else {}
-        self._client: aiohttp.ClientSession | None = None
+        self._admin_token = admin_token
+        self._session: aiohttp.ClientSession | None = None
+        self._pool = EnginePool((), self.availability)
         self._vocab_size = 0
+        self._applied: Target | None = None
+        """What everyone in service serves, if not a later version."""
+        self._wanted: Target | None = None
+        """What the last update asked for; it may have failed."""
 
     @property
     def num_in_flight(self) -> int:
         """Requests that wait for an engine."""
-        return sum(replica.num_in_flight for replica in self._replicas)
+        return sum(replica.num_in_flight for replica in self._pool.replicas)
 
     async def start(self) -> None:
-        """Wait until every engine is healthy, and learn the vocabulary."""
-        if self._client is None:
-            self._client = _new_client()
-        await self._on_all(self._wait_healthy)
-        sizes = {replica.vocab_size for replica in self._replicas}
+        """See `Engine`. Learns the vocabulary."""
+        if self._session is None:
+            session = self._session = new_session()
+            clients = [EngineClient(session, url.rstrip("/"), self._admin_token) for url in self._config.urls]
+            self._pool = EnginePool([Replica(client) for client in clients], self.availability)
+        errors = await _on_all(self._pool.replicas, self._wait_healthy)
+        for replica, error in errors.items():
+            self._pool.leave(replica, str(error))
+        serving = self._pool.in_service()
+        if not serving:
+            raise EngineError("; ".join(map(str, errors.values())))
+        sizes = {replica.vocab_size for replica in serving}
         if len(sizes) > 1:
             raise EngineError(f"the engines serve models of different vocabularies: {sorted(sizes)}")
         self._vocab_size = sizes.pop()
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """Sample, with retries."""
+        """See `Engine`. Tried again elsewhere, or later, if that may help."""
         body = _encoder.encode(request)
-        payload: bytes = await retrying(self._config.max_retries)(self._post_generate, request.request_id, body)
-        try:
-            reply = _reply_decoder.decode(payload)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise InvalidResponse(f"reply to {request.request_id} does not decode: {error}") from error
-        return check_reply(request, reply, self._vocab_size)
+        reply: GenerateReply = await retrying(self._config.max_retries)(self._generate, request, body)
+        return reply
 
     async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
-        """Every engine loads the publish and is read back."""
-        order = msgspec.json.encode(ApplyWeights(manifest_path=manifest_path, version=version))
-        expected = ServedWeights(version=version, digest=digest)
-
-        async def apply(replica: Replica) -> None:
-            answered = await self._admin("POST", replica, order)
-            served = await self._admin("GET", replica)
-            if answered != expected or served != expected:
-                raise EngineError(f"{replica.url} was told to serve {expected}, answered {answered}, serves {served}")
-
-        await self._on_all(apply)
+        """See `Engine`."""
+        target = self._wanted = Target(ServedWeights(version=version, digest=digest), manifest_path)
+        asked = self._pool.in_service()
+        errors = await _on_all(asked, lambda replica: replica.bring_to(target, self._config.update_timeout_s))
+        if len(errors) == len(asked):
+            reasons = "; ".join(map(str, errors.values())) or f"no engine is in service: {self.availability.reason}"
+            raise EngineError(reasons)
+        self._expel_laggards(asked, errors)
+        holding_up = [str(error) for replica, error in errors.items() if not replica.circuit.is_open]
+        if holding_up:
+            raise EngineError("; ".join(holding_up))
+        self._applied = target
+        for replica in self._pool.in_service():
+            if replica.seen_version < version:
+                self._pool.leave(replica, f"it came back with version {replica.seen_version} while {version} was given")
 
     async def served(self) -> ServedWeights:
-        """What all engines agree on."""
-        answers = await self._on_all(lambda replica: self._admin("GET", replica))
-        if any(answer != answers[0] for answer in answers):
-            pairs = zip(self._replicas, answers, strict=True)
-            raise EngineError(f"the engines disagree: {[(replica.url, answer) for replica, answer in pairs]}")
-        return answers[0]
+        """See `Engine`."""
+        asked = self._pool.in_service()
+        errors = await _on_all(asked, lambda replica: replica.look(self._config.update_timeout_s))
+        if errors or not asked:
+            raise EngineError("; ".join(map(str, errors.values())) or "no engine is in service")
+        answers = {replica.url: replica.seen for replica in asked}
+        served = asked[0].seen
+        if served is None or any(answer != served for answer in answers.values()):
+            raise EngineError(f"the engines disagree: {answers}")
+        self._applied = self._applied or Target(served, None)
+        return served
+
+    async def tend(self) -> None:
+        """See `Engine`."""
+        await self._pool.tend(self._make_ready)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
-    async def _post_generate(self, request_id: str, body: bytes) -> bytes:
+    async def _generate(self, request: GenerateRequest, body: bytes) -> GenerateReply:
         """One try. `TemporaryError` if another may succeed."""
-        replica = least_loaded(self._replicas, time.monotonic())
-        url, timeout = replica.url + GENERATE_PATH, self._config.request_timeout_s
+        if self._session is None:
+            raise EngineError("the engine is closed or was not started")
+        replica = await self._pool.pick()
+        version = replica.seen_version
         with replica.busy():
             try:
-                payload = await self._exchange("POST", url, timeout, body, _MSGPACK_HEADERS)
+                payload = await replica.client.generate(body, self._config.request_timeout_s)
             except TemporaryError as error:
-                replica.failed(time.monotonic())
-                raise TemporaryError(f"request {request_id}: {error}", error.retry_after_s) from error
-        replica.succeeded()
-        return payload
-
-    async def _admin(self, method: str, replica: Replica, body: bytes | None = None) -> ServedWeights:
-        headers = {**self._admin_headers, "Content-Type": "application/json"}
-        payload = await self._exchange(method, replica.url + WEIGHTS_PATH, self._config.update_timeout_s, body, headers)
-        return _decode(_served_decoder, payload, replica.url + WEIGHTS_PATH)
+                if not error.is_busy:
+                    self._pool.failed(replica, str(error))
+                raise TemporaryError(f"request {request.request_id}: {error}", error.retry_after_s) from error
+        replica.circuit.succeeded()
+        reply = check_reply(request, _decode(request, payload), self._vocab_size)
+        newest = reply.versions[-1].version
+        if newest < version:
+            self._pool.leave(replica, f"it sampled with version {newest} after it was seen to serve {version}")
+            raise TemporaryError(f"request {request.request_id}: {replica.url} has lost version {version}")
+        return reply
 
     async def _wait_healthy(self, replica: Replica) -> None:
         """Poll the health endpoint until it says `ok`; `EngineError` with the last problem at the deadline."""
         deadline = time.monotonic() + self._config.start_timeout_s
         while True:
             try:
-                health = await self._health(replica)
-                problem = f"its status is {health.status!r}"
-                if health.status == "ok":
-                    replica.vocab_size = health.vocab_size
-                    return
+                replica.vocab_size = (await replica.client.health()).vocab_size
+                return
             except EngineError as error:
-                problem = str(error)
-            if time.monotonic() + HEALTH_POLL_S > deadline:
-                raise EngineError(
-                    f"engine {replica.url} is not healthy after {self._config.start_timeout_s:g} s: {problem}"
-                )
+                if time.monotonic() + HEALTH_POLL_S > deadline:
+                    raise EngineError(
+                        f"engine {replica.url} is not healthy after {self._config.start_timeout_s:g} s: {error}"
+                    ) from error
             await asyncio.sleep(HEALTH_POLL_S)
 
-    async def _health(self, replica: Replica) -> _Health:
-        url, timeout = replica.url + "/health", min(HEALTH_TIMEOUT_S, self._config.start_timeout_s)
-        return _decode(_health_decoder, await self._exchange("GET", url, timeout), url)
+    def _expel_laggards(self, asked: Sequence[Replica], errors: "dict[Replica, EngineError]") -> None:
+        """Whoever fails again and again what another one did leaves the service."""
+        for replica in asked:
+            replica.num_failed_updates = replica.num_failed_updates + 1 if replica in errors else 0
+            if replica.num_failed_updates >= MAX_FAILURES:
+                self._pool.leave(replica, str(errors[replica]))
 
-    async def _exchange(
-        self,
-        method: str,
-        url: str,
-        timeout_s: float,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> bytes:
-        """Body of a 200. `TemporaryError` without an answer and for 429 and 5xx, `EngineError` for any other status."""
-        if self._client is None:
-            raise EngineError("the engine is closed or was not started")
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async def _make_ready(self, replica: Replica) -> None:
+        """See `pool.MakeReady`."""
+        replica.vocab_size = (await replica.client.health()).vocab_size
+        if replica.vocab_size != self._vocab_size:
+            raise EngineError(f"{replica.url} has a vocabulary of {replica.vocab_size}, not {self._vocab_size}")
+        await self._give_weights(replica)
+        if self._applied is not None and replica.seen_version < self._applied.served.version:
+            raise EngineError(f"{replica.url} got version {replica.seen_version}, but a later one is applied by now")
+        replica.num_failed_updates = 0
+
+    async def _give_weights(self, replica: Replica) -> None:
+        """The newest weights; if it cannot take them, those that are applied: a torn publish must keep no one out."""
+        wanted, applied = self._wanted, self._applied
         try:
-            async with self._client.request(method, url, data=body, headers=headers, timeout=timeout) as response:
-                payload = await response.read()
-        except TimeoutError as error:
-            raise TemporaryError(f"{url} did not answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise TemporaryError(f"{url} did not answer: {type(error).__name__}: {error}") from error
-        if response.status == 200:
-            return payload
-        message = f"{url} answered {response.status}: {payload[:MAX_ERROR_CHARS].decode(errors='replace')}"
-        if response.status == 429 or response.status >= 500:
-            raise TemporaryError(message, parse_retry_after(response.headers.get("Retry-After")))
-        raise EngineError(message)
-
-    async def _on_all(self, act: Callable[[Replica], Awaitable[_T]]) -> list[_T]:
-        """`act` on every replica at once; all are waited for. Raises one `EngineError` with all their complaints."""
-        results = await asyncio.gather(*(act(replica) for replica in self._replicas), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, EngineError):
-                raise result
-        errors = [str(result) for result in results if isinstance(result, EngineError)]
-        if errors:
-            raise EngineError("; ".join(errors))
-        return [result for result in results if not isinstance(result, BaseException)]
+            if wanted is not None:
+                return await replica.bring_to(wanted, self._config.update_timeout_s)
+        except EngineError as error:
+            if applied is None or applied == wanted:
+                raise
+            logger.debug("{}; it gets version {}", error, applied.served.version)
+        if applied is not None:
+            await replica.bring_to(applied, self._config.update_timeout_s)
 
 
-def _new_client() -> aiohttp.ClientSession:
-    # The scheduler bounds the requests in flight; a second bound here would only hide the queue.
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+async def _on_all(
+    replicas: Sequence[Replica], act: "Callable[[Replica], Awaitable[object]]"
+) -> "dict[Replica, EngineError]":
+    """`act` on every replica at once; all are waited for. Who failed, and why."""
+    results = await asyncio.gather(*(act(replica) for replica in replicas), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, EngineError):
+            raise result
+    pairs = zip(replicas, results, strict=True)
+    return {replica: result for replica, result in pairs if isinstance(result, EngineError)}
 
 
-def _decode(decoder: "msgspec.json.Decoder[_T]", payload: bytes, url: str) -> _T:
+def _decode(request: GenerateRequest, payload: bytes) -> GenerateReply:
     try:
-        return decoder.decode(payload)
+        return _reply_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise EngineError(f"{url} answered something else than the contract says: {error}") from error
+        raise InvalidResponse(f"reply to {request.request_id} does not decode: {error}") from error

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from orchestrator.engines.availability import Availability
 from transport.generation import GenerateReply, GenerateRequest, ServedWeights
 
 
@@ -14,10 +15,24 @@ class InvalidResponse(EngineError):
 
 
 class Engine(Protocol):
-    """One engine, or a pool that looks like one."""
+    """One engine, or a pool that looks like one. An engine is in service, or it gets no request.
+
+    Invariant of a pool: whoever is in service was seen to serve the version applied last, or a later one.
+    """
+
+    @property
+    def availability(self) -> Availability:
+        """Whether any engine is in service."""
+        ...
 
     async def start(self) -> None:
-        """Wait until every engine is healthy. Raises `EngineError` at the deadline, naming the URL."""
+        """Wait until every engine is healthy. At the deadline, go on with those that are; `EngineError`, naming the
+        URLs, if none is."""
+        ...
+
+    async def tend(self) -> None:
+        """Bring engines that left the service back, with the right weights before the first request; until cancelled.
+        Returns at once where nothing can leave."""
         ...
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
@@ -26,11 +41,12 @@ class Engine(Protocol):
         ...
 
     async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
-        """Have every engine load and serve `version`, and read version and digest back. Raises `EngineError`."""
+        """Have every engine in service load and serve `version`, and read version and digest back. Raises `EngineError`
+        that names who does not, and what it serves."""
         ...
 
     async def served(self) -> ServedWeights:
-        """What all engines serve; raises `EngineError` if they disagree."""
+        """What all engines in service serve; raises `EngineError` if they disagree."""
         ...
 
     async def close(self) -> None:

@@ -1,24 +1,45 @@
-"""`Replica`: one engine of a pool, how busy it is, and whether it is worth trying."""
+"""`Replica`: one engine of a pool: its circuit, how busy it is, and the weights it was seen to serve."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-FIRST_REST_S = 0.5
-LONGEST_REST_S = 10.0
+from orchestrator.engines.circuit import Circuit
+from orchestrator.engines.http_client import EngineClient
+from orchestrator.engines.protocol import EngineError
+from transport.generation import ApplyWeights, ServedWeights
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Weights that an engine should serve."""
+
+    served: ServedWeights
+    manifest_path: str | None
+    """Where they can be loaded from; `None`: they are what the engines were started with."""
+
+
 class Replica:
-    """A base URL. After failures in a row it rests, longer each time, while others are ready."""
+    """In service while its circuit is closed. `seen` is the proof of what it serves: read back from the engine."""
 
-    url: str
-    num_in_flight: int = 0
-    num_failures: int = 0
-    """Failures since the last success."""
-    rests_until: float = 0.0
-    vocab_size: int = 0
-    """As the engine's health endpoint says."""
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self.circuit = Circuit()
+        self.num_in_flight = 0
+        self.num_failed_updates = 0
+        """Weight updates that failed, since the last one that did not."""
+        self.seen: ServedWeights | None = None
+        self.vocab_size = 0
+
+    @property
+    def url(self) -> str:
+        """Its name."""
+        return self.client.url
+
+    @property
+    def seen_version(self) -> int:
+        """The version that was read back last; -1 if none was."""
+        return -1 if self.seen is None else self.seen.version
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -29,18 +50,30 @@ class Replica:
         finally:
             self.num_in_flight -= 1
 
-    def succeeded(self) -> None:
-        """It answered."""
-        self.num_failures = 0
-        self.rests_until = 0.0
+    async def look(self, timeout_s: float) -> ServedWeights:
+        """Read back what it serves."""
+        self.seen = await self.client.served_weights(timeout_s)
+        return self.seen
 
-    def failed(self, now: float) -> None:
-        """It did not answer."""
-        self.rests_until = now + min(FIRST_REST_S * 2**self.num_failures, LONGEST_REST_S)
-        self.num_failures += 1
+    async def bring_to(self, target: Target, timeout_s: float) -> None:
+        """Have it serve `target` and read it back. It may serve it already. Raises `EngineError`, naming both."""
+        expected = target.served
+        answered: ServedWeights | None = None
+        served = await self.look(timeout_s)
+        if served != expected and target.manifest_path is not None:
+            order = ApplyWeights(manifest_path=target.manifest_path, version=expected.version)
+            answered = await self.client.apply_weights(order, timeout_s)
+            served = await self.look(timeout_s)
+        if served != expected or answered not in (None, expected):
+            said = "" if answered is None else f", answered {_name(answered)}"
+            raise EngineError(f"{self.url} should serve {_name(expected)}{said}, serves {_name(served)}")
 
 
 def least_loaded(replicas: Sequence[Replica], now: float) -> Replica:
     """The replica with the least in flight among those that do not rest; among all, if all rest."""
-    ready = [replica for replica in replicas if replica.rests_until <= now]
+    ready = [replica for replica in replicas if replica.circuit.rests_until <= now]
     return min(ready or replicas, key=lambda replica: replica.num_in_flight)
+
+
+def _name(weights: ServedWeights) -> str:
+    return f"version {weights.version} ({weights.digest})"

@@ -13,10 +13,12 @@ LONGEST_WAIT_S = 10.0
 class TemporaryError(EngineError):
     """The same request may succeed later or elsewhere."""
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, is_busy: bool = False) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """What the engine asked for, if it did."""
+        self.is_busy = is_busy
+        """The engine is well and has too much to do: no reason to doubt it."""
 
 
 def retrying(max_retries: int) -> AsyncRetrying:

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from orchestrator.config import ScriptedEngineConfig
+from orchestrator.engines.availability import Availability
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.validation import check_reply
 from orchestrator.rollout import Int32s
@@ -43,6 +44,8 @@ class ScriptedEngine:
         self.eos_id = eos_id
         self.weights = weights or ServedWeights(version=0, digest="scripted-0")
         """What the engine serves; assign to script a version change, also while requests are in flight."""
+        self.availability = Availability()
+        """Assign to script an outage; requests wait for its end."""
         self.num_requests = 0
         self.num_running = 0
         self._script = script or self._random_completion
@@ -51,8 +54,12 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Always healthy."""
 
+    async def tend(self) -> None:
+        """Nothing leaves by itself."""
+
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """The scripted completion. A request that outlives a version change has tokens of both versions."""
+        await self.availability.wait()
         self.num_requests += 1
         self.num_running += 1
         try:

@@ -88,11 +88,12 @@ async def start(policy: Policy, newest_batch: int = 10, timeout_s: float = 5.0) 
     await policy.start(newest_batch=newest_batch, timeout_s=timeout_s)
 
 
-async def test_engines_that_serve_the_announced_version_are_left_alone() -> None:
+async def test_engines_are_told_what_is_live_even_if_they_serve_it() -> None:
+    """A pool needs to know where the weights lie, for an engine that comes back later."""
     engine = FlakyEngine(ServedWeights(version=3, digest="digest-3"))
     policy = make_policy(engine, Announcements(published(3)))
     await start(policy)
-    assert (policy.live, engine.asked) == (3, [])
+    assert (policy.live, engine.asked) == (3, [3])
 
 
 async def test_a_restarted_engine_gets_the_announced_version_before_anything_else() -> None:
@@ -175,6 +176,28 @@ async def test_an_engine_that_hangs_is_given_up_after_its_deadline() -> None:
     source.announce(1)
     await follow(policy, lambda: len(engine.asked) >= 2)
     assert policy.live == 0
+
+
+async def test_health_says_which_engine_holds_up_a_version_and_why() -> None:
+    engine, source, health = FlakyEngine(), Announcements(), Health("orchestrator", 60)
+    policy = Policy(engine, source, health, update_timeout_s=0.2, on_live=lambda: None)
+    engine.num_refusals = 3
+    source.announce(1)
+    said = []
+    await follow(policy, lambda: said.append(health.waits) or policy.live == 1)
+    assert "policy: the engines to serve version 1 (the shard is torn)" in said
+    assert health.waits == ""
+
+
+async def test_engines_are_tended_while_the_policy_runs() -> None:
+    engine = FlakyEngine()
+    tended = asyncio.Event()
+
+    async def tend() -> None:
+        tended.set()
+
+    engine.tend = tend
+    await follow(make_policy(engine, Announcements()), tended.is_set)
 
 
 async def test_an_engine_that_lost_its_weights_gets_them_again() -> None:

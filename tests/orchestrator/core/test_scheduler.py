@@ -15,6 +15,7 @@ from orchestrator.admission import AdmissionRule
 from orchestrator.advantages import make_advantage
 from orchestrator.collector import Collector
 from orchestrator.config import EnvConfig, GrpoAdvantageConfig
+from orchestrator.engines.availability import Availability
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.examples import EnvShare, ExampleOrder
@@ -57,6 +58,7 @@ class Bench:
         self.lineup = Lineup(batch_size=8, next_step=1, cursor=0)
         self.live = 0
         self.stale = asyncio.Event()
+        self.availability = Availability()
         collector = Collector(
             self.lineup,
             Ledger(folder / "ledger.jsonl", 0),
@@ -76,6 +78,7 @@ class Bench:
             self.stale.set,
             seed=0,
             health=self.health,
+            availability=self.availability,
         )
 
     async def run_until(self, condition: Callable[[], bool]) -> None:
@@ -171,6 +174,51 @@ async def test_an_adapter_that_ignores_its_deadline_is_cut_off(
     bench = Bench(tmp_path, env)
     await bench.run_until(lambda: env.num_cancelled >= 12)
     assert any("env_timeout: no result" in line for line in log_lines)
+
+
+async def test_nothing_is_dispatched_while_no_engine_is_in_service(tmp_path: Path) -> None:
+    env = ToyEnv(ScriptedEngine(16, 0))
+    bench = Bench(tmp_path, env)
+    bench.availability.lost("http://10.0.0.1:8000 did not answer")
+    waits = "scheduler: an engine to come back (http://10.0.0.1:8000 did not answer)"
+    await bench.run_until(lambda: bench.health.waits == waits)
+    assert env.requests == []
+    bench.availability.restored()
+    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+
+
+async def test_rollouts_that_an_outage_spoilt_are_run_again_and_are_no_failures(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
+    tries: list[RolloutRequest] = []
+
+    def fault(request: RolloutRequest) -> Failure | None:
+        tries.append(request)
+        if len(tries) == 1:
+            bench.availability.lost("killed")
+        reasons = (FailureReason.ENGINE_ERROR, FailureReason.ENV_TIMEOUT)
+        return None if bench.availability.is_open else Failure(reasons[len(tries) % 2], "no engine")
+
+    def served() -> bool:
+        if len(tries) >= 4:
+            bench.availability.restored()
+        return len(bench.lineup.cuts) >= 1
+
+    bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0), fault=fault))
+    await bench.run_until(served)
+    again = [request for request in tries if (request.group_id, request.index) == (tries[0].group_id, tries[0].index)]
+    assert len(again) == 2
+    assert again[0] == again[1], "the same seed: the same rollout"
+    assert not [line for line in log_lines if "failed" in line]
+
+
+async def test_a_failure_without_an_outage_stays_one(tmp_path: Path, log_lines: list[str]) -> None:
+    def fault(request: RolloutRequest) -> Failure | None:
+        return Failure(FailureReason.ENGINE_ERROR, "refused") if request.index == 0 else None
+
+    bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0), fault=fault))
+    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+    assert any("engine_error: refused" in line for line in log_lines)
 
 
 async def test_a_stale_rollout_is_reported(tmp_path: Path) -> None:

@@ -28,6 +28,31 @@ class EngineServer:
     """Health checks that still answer `loading`."""
     vocab_size: int = VOCAB_SIZE
     lies_about_weights: bool = False
+    asked_versions: list[int] = field(default_factory=list)
+    """Versions that it was told to load."""
+    sampled_versions: list[int] = field(default_factory=list)
+    """What it served when a request came in."""
+
+    runner: web.AppRunner | None = None
+
+    async def open(self) -> None:
+        """Serve on a free loopback port, and on the same one if it was open before."""
+        app = web.Application()
+        app.router.add_get("/health", self.health)
+        app.router.add_post(GENERATE_PATH, self.generate)
+        app.router.add_post(WEIGHTS_PATH, self.apply)
+        app.router.add_get(WEIGHTS_PATH, self.served)
+        self.runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self.runner.setup()
+        port = int(self.url.rsplit(":", 1)[1]) if self.url else 0
+        await web.TCPSite(self.runner, "127.0.0.1", port, reuse_address=True).start()
+        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+
+    async def close(self) -> None:
+        """Close the port and all connections. Idempotent."""
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            await runner.cleanup()
 
     async def health(self, request: web.Request) -> web.Response:
         if self.num_loading:
@@ -37,6 +62,7 @@ class EngineServer:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         self.num_generate += 1
+        self.sampled_versions.append(self.engine.weights.version)
         if self.misbehaviours:
             return await self.misbehaviours.pop(0)(request)
         ask = msgspec.msgpack.decode(await request.read(), type=GenerateRequest)
@@ -46,6 +72,7 @@ class EngineServer:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": {"message": "no", "type": "auth"}}, status=403)
         order = msgspec.json.decode(await request.read(), type=ApplyWeights)
+        self.asked_versions.append(order.version)
         if order.manifest_path == "corrupt":
             return web.json_response({"error": {"message": "hash mismatch", "type": "weights"}}, status=409)
         if not self.lies_about_weights:
@@ -63,16 +90,18 @@ def packed(message: msgspec.Struct) -> web.Response:
 @asynccontextmanager
 async def serving(server: EngineServer) -> AsyncIterator[EngineServer]:
     """Serve on a free loopback port."""
-    app = web.Application()
-    app.router.add_get("/health", server.health)
-    app.router.add_post(GENERATE_PATH, server.generate)
-    app.router.add_post(WEIGHTS_PATH, server.apply)
-    app.router.add_get(WEIGHTS_PATH, server.served)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
+    await server.open()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         yield server
     finally:
-        await runner.cleanup()
+        await server.close()
+
+
+@asynccontextmanager
+async def dead(server: EngineServer, served_again: ServedWeights | None = None) -> AsyncIterator[None]:
+    """Port and connections of the server are closed while the block lasts; then it is back, with `served_again`."""
+    await server.close()
+    yield
+    if served_again is not None:
+        server.engine.weights = served_again
+    await server.open()

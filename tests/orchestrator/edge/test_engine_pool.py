@@ -1,43 +1,45 @@
+"""Circuit, pool and availability: who is in service, and who takes the next request."""
+
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.engines.replica import FIRST_REST_S, LONGEST_REST_S, Replica, least_loaded
+from orchestrator.engines.availability import Availability
+from orchestrator.engines.circuit import FIRST_REST_S, MAX_FAILURES, Circuit
+from orchestrator.engines.http_client import EngineClient, new_session
+from orchestrator.engines.pool import EnginePool
+from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.replica import Replica, least_loaded
 from orchestrator.engines.retry import LONGEST_WAIT_S, backoff_s, parse_retry_after
+from tests.orchestrator.edge.polling import until
 
 
-def test_request_goes_to_the_replica_with_the_least_in_flight() -> None:
-    replicas = [Replica("a", num_in_flight=3), Replica("b", num_in_flight=1), Replica("c", num_in_flight=2)]
+async def make_replicas(*names: str) -> list[Replica]:
+    session = new_session()
+    await session.close()  # these tests send nothing
+    return [Replica(EngineClient(session, name, None)) for name in names]
+
+
+async def test_request_goes_to_the_replica_with_the_least_in_flight() -> None:
+    replicas = await make_replicas("a", "b", "c")
+    for replica, load in zip(replicas, (3, 1, 2), strict=True):
+        replica.num_in_flight = load
     assert least_loaded(replicas, now=0).url == "b"
 
 
-def test_replica_that_failed_rests_while_others_are_ready() -> None:
-    failed, busy = Replica("failed"), Replica("busy", num_in_flight=9)
-    failed.failed(now=100)
+async def test_replica_that_failed_rests_while_others_are_ready() -> None:
+    failed, busy = await make_replicas("failed", "busy")
+    busy.num_in_flight = 9
+    failed.circuit.failed("no answer", now=100)
     assert least_loaded([failed, busy], now=100).url == "busy"
     assert least_loaded([failed, busy], now=100 + FIRST_REST_S).url == "failed"
+    assert least_loaded([failed], now=100) is failed
 
 
-def test_resting_replica_is_used_when_all_rest() -> None:
-    only = Replica("only")
-    only.failed(now=100)
-    assert least_loaded([only], now=100) is only
-
-
-def test_rest_grows_with_failures_in_a_row_and_ends_with_a_success() -> None:
-    replica = Replica("a")
-    rests = []
-    for _ in range(8):
-        replica.failed(now=0)
-        rests.append(replica.rests_until)
-    assert rests[:3] == [FIRST_REST_S, 2 * FIRST_REST_S, 4 * FIRST_REST_S]
-    assert rests[-1] == LONGEST_REST_S
-    replica.succeeded()
-    assert (replica.rests_until, replica.num_failures) == (0, 0)
-
-
-def test_request_is_counted_while_in_flight_also_when_it_fails() -> None:
-    replica = Replica("a")
+async def test_request_is_counted_while_in_flight_also_when_it_fails() -> None:
+    (replica,) = await make_replicas("a")
     counts = []
 
     def fail() -> None:
@@ -49,6 +51,75 @@ def test_request_is_counted_while_in_flight_also_when_it_fails() -> None:
         fail()
     assert counts == [1]
     assert replica.num_in_flight == 0
+
+
+def test_circuit_opens_at_the_third_failure_in_a_row() -> None:
+    circuit = Circuit()
+    opened = [circuit.failed(f"no answer {number}", now=0) for number in range(5)]
+    assert opened == [False, False, True, False, False]
+    assert (MAX_FAILURES, circuit.is_open, circuit.reason) == (3, True, "no answer 2")
+
+
+def test_a_success_in_between_keeps_the_circuit_closed() -> None:
+    circuit = Circuit()
+    for _ in range(5):
+        circuit.failed("no answer", now=0)
+        circuit.failed("no answer", now=0)
+        circuit.succeeded()
+    assert not circuit.is_open
+    assert (circuit.num_failures, circuit.rests_until) == (0, 0)
+
+
+def test_a_late_answer_does_not_close_an_open_circuit() -> None:
+    circuit = Circuit()
+    assert circuit.open("restarted")
+    circuit.succeeded()
+    assert circuit.is_open
+    assert not circuit.open("again")
+    circuit.close()
+    assert (circuit.is_open, circuit.reason, circuit.num_failures) == (False, "", 0)
+
+
+async def test_availability_counts_outages_and_lets_waiters_go() -> None:
+    availability = Availability()
+    await availability.wait()
+    availability.lost("killed")
+    availability.lost("still loading")
+    waiter = asyncio.create_task(availability.wait())
+    await asyncio.sleep(0)
+    assert (availability.is_open, availability.reason, availability.num_outages) == (False, "still loading", 1)
+    assert not waiter.done()
+    availability.restored()
+    await waiter
+    assert (availability.is_open, availability.reason, availability.num_outages) == (True, "", 1)
+
+
+async def test_outage_begins_with_the_last_engine_and_ends_with_the_first() -> None:
+    availability = Availability()
+    replicas = await make_replicas("a", "b")
+    pool = EnginePool(replicas, availability)
+    ready: set[str] = set()
+
+    async def make_ready(replica: Replica) -> None:
+        if replica.url not in ready:
+            raise EngineError(f"{replica.url} is loading")
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tending = tasks.create_task(pool.tend(make_ready))
+        pool.leave(replicas[0], "killed")
+        assert [replica.url for replica in pool.in_service()] == ["b"]
+        assert (await pool.pick()).url == "b"
+        assert availability.is_open
+        pool.leave(replicas[1], "killed")
+        picking = tasks.create_task(pool.pick())
+        await until(lambda: availability.reason in ("a is loading", "b is loading"))
+        assert not picking.done()
+        ready.add("b")
+        assert (await picking).url == "b"
+        assert availability.num_outages == 1
+        ready.add("a")
+        await until(lambda: len(pool.in_service()) == 2)
+        tending.cancel()
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ async def test_weights_are_applied_on_all_engines_and_read_back() -> None:
 async def test_engine_that_says_yes_and_serves_the_old_version_is_found_out() -> None:
     liar = EngineServer(lies_about_weights=True)
     async with serving(EngineServer()) as honest, serving(liar), connected(honest, liar) as engine:
-        with pytest.raises(EngineError, match=f"{liar.url} was told to serve .*version=4"):
+        with pytest.raises(EngineError, match=rf"{liar.url} should serve version 4 .*, serves version 0"):
             await engine.apply_weights("/weights/v4/manifest.json", 4, "digest-4")
         with pytest.raises(EngineError, match="disagree"):
             await engine.served()

@@ -1,0 +1,102 @@
+"""`EngineClient`: the HTTP contract of one engine (docs/contracts.md). Calls have deadlines; none is retried here."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.retry import TemporaryError, parse_retry_after
+from transport.generation import GENERATE_PATH, MSGPACK, WEIGHTS_PATH, ApplyWeights, ServedWeights
+
+HEALTH_TIMEOUT_S = 5.0
+KEEPALIVE_S = 60.0
+MAX_ERROR_CHARS = 500
+
+_T = TypeVar("_T")
+_MSGPACK_HEADERS = {"Content-Type": MSGPACK}
+_served_decoder = msgspec.json.Decoder(ServedWeights)
+
+
+class EngineHealth(msgspec.Struct, frozen=True):
+    """What an engine's health endpoint says, as far as it matters here."""
+
+    status: str
+    vocab_size: int
+
+
+_health_decoder = msgspec.json.Decoder(EngineHealth)
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Connections to all engines of the run."""
+    # The scheduler bounds the requests in flight; a second bound here would only hide the queue.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
+class EngineClient:
+    """Talks to `url`. Raises `TemporaryError` where the same call may succeed later, `EngineError` elsewhere."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, admin_token: str | None) -> None:
+        self.url = url
+        self._session = session
+        authorization = {"Authorization": f"Bearer {admin_token}"} if admin_token else {}
+        self._admin_headers = {**authorization, "Content-Type": "application/json"}
+
+    async def generate(self, body: bytes, timeout_s: float) -> bytes:
+        """The encoded reply to an encoded `GenerateRequest`."""
+        return await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
+
+    async def apply_weights(self, order: ApplyWeights, timeout_s: float) -> ServedWeights:
+        """What the engine says it serves after it was told to load a publish."""
+        return await self._admin("POST", timeout_s, msgspec.json.encode(order))
+
+    async def served_weights(self, timeout_s: float) -> ServedWeights:
+        """What the engine says it serves."""
+        return await self._admin("GET", min(timeout_s, HEALTH_TIMEOUT_S))
+
+    async def health(self) -> EngineHealth:
+        """Raises `EngineError`, with what the engine says, while it is not ready."""
+        health = self._decode(
+            _health_decoder, await self._exchange("GET", "/health", HEALTH_TIMEOUT_S), self.url + "/health"
+        )
+        if health.status != "ok":
+            raise EngineError(f"the status of {self.url} is {health.status!r}")
+        return health
+
+    async def _admin(self, method: str, timeout_s: float, body: bytes | None = None) -> ServedWeights:
+        payload = await self._exchange(method, WEIGHTS_PATH, timeout_s, body, self._admin_headers)
+        return self._decode(_served_decoder, payload, self.url + WEIGHTS_PATH)
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Body of a 200. `TemporaryError` without an answer and for 429 and 5xx, `EngineError` for any other status."""
+        url, timeout = self.url + path, aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
+                payload = await response.read()
+        except TimeoutError as error:
+            raise TemporaryError(f"{url} did not answer within {timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise TemporaryError(f"{url} did not answer: {type(error).__name__}: {error}") from error
+        if response.status == 200:
+            return payload
+        message = f"{url} answered {response.status}: {payload[:MAX_ERROR_CHARS].decode(errors='replace')}"
+        if response.status == 429 or response.status >= 500:
+            retry_after_s = parse_retry_after(response.headers.get("Retry-After"))
+            raise TemporaryError(message, retry_after_s, is_busy=response.status == 429)
+        raise EngineError(message)
+
+    def _decode(self, decoder: "msgspec.json.Decoder[_T]", payload: bytes, url: str) -> _T:
+        try:
+            return decoder.decode(payload)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise EngineError(f"{url} answered something else than the contract says: {error}") from error
