@@ -1,0 +1,38 @@
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.faults.exactly_once.campaign import Campaign, make_model
+from tests.faults.exactly_once.evidence import Result
+from tests.faults.exactly_once.fixed_run import FixedRun
+from tests.faults.exactly_once.nursery import Nursery
+from tests.faults.exactly_once.signs import SIGNS
+
+
+@pytest.fixture(scope="session")
+def nurseries() -> Iterator[dict[str, Nursery]]:
+    """Both services, imported once."""
+    with ExitStack() as stack:
+        yield {service: stack.enter_context(Nursery(service)) for service in SIGNS}
+
+
+@pytest.fixture(scope="session")
+def fixed_run(tmp_path_factory: pytest.TempPathFactory) -> FixedRun:
+    """What all runs of this folder have in common."""
+    folder: Path = tmp_path_factory.mktemp("exactly-once")
+    return FixedRun(folder / "runs", "run", make_model(folder / "model"))
+
+
+@pytest.fixture
+def campaign(fixed_run: FixedRun, nurseries: dict[str, Nursery], tmp_path: Path) -> Campaign:
+    """Kills at instants that are the same in every session, as far as the machine allows."""
+    return Campaign(fixed_run.below(tmp_path), nurseries, random.Random(20240711))
+
+
+@pytest.fixture(scope="session")
+def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery]) -> Result:
+    """How a run ends that nobody disturbs."""
+    return Campaign(fixed_run, nurseries, random.Random(0)).reference()

@@ -1,0 +1,180 @@
+"""Kill -9 the services of a run at random instants and start them again at once, until the run has ended.
+
+A kill comes a random time after the process started or after its first act (a step, a batch), or it is aimed: it waits
+for a sign on disk of an instant that lasts milliseconds only. Where a kill has hit is read from the disk afterwards.
+"""
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.exactly_once.fixed_run import FixedRun
+from tests.faults.exactly_once.nursery import Child, Nursery
+from tests.faults.exactly_once.signs import LASTING, SIGNS, Token, run_over, token
+
+POLL_S = 0.001
+WATCH_EVERY = 50
+"""Polls between two calls of `on_poll`."""
+MAX_EARLY_S = 2.0
+"""A process that is to die early dies within so many seconds of its start: mostly while it starts up."""
+MAX_WORK_S = 1.5
+"""One that is to die at work dies within so many seconds of its first act."""
+MAX_LIFE_S = 12.0
+"""One that waits for its sign, or for its first act, dies after so many seconds at the latest."""
+MAX_END_S = 0.3
+"""One that is to die at the end dies within so many seconds of the last commit, unless it has ended by then."""
+FIRST_ACT = "first act"
+RUN_OVER = "run over"
+START_UP = "start-up"
+AT_WORK = "at work"
+
+
+@dataclass
+class Budget:
+    """How many kills of each service are still to come; `cold_share` of the starts pay for their imports."""
+
+    kills: dict[str, int]
+    rng: random.Random
+    end_kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNS, 0))
+    """Kills, after all others, in the moment when the last step is committed."""
+    cold_share: float = 0.0
+    hits: dict[str, Counter[str]] = field(default_factory=lambda: {service: Counter() for service in SIGNS})
+
+    @property
+    def num_killed(self) -> int:
+        """Kills so far, both services together."""
+        return sum(counter.total() for counter in self.hits.values())
+
+    def draw(self, service: str) -> "Aim | None":
+        """When to kill the process that starts now; `None`: not at all."""
+        if self.kills[service]:
+            return draw_aim(service, self.rng)
+        return Aim(self.rng.uniform(0.0, MAX_END_S), RUN_OVER) if self.end_kills[service] else None
+
+    def killed(self, service: str, instant: str) -> None:
+        """One kill less to come."""
+        left = self.kills if self.kills[service] else self.end_kills
+        left[service] -= 1
+        self.hits[service][instant] += 1
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Kill `delay_s` after `sign` shows, or after the start if there is none."""
+
+    delay_s: float
+    sign: str | None = None
+
+
+def draw_aim(service: str, rng: random.Random) -> Aim:
+    """A random instant: 1 in 4 early, 1 in 4 at work, the others at a sign."""
+    kind = rng.random()
+    if kind < 0.25:
+        return Aim(rng.uniform(0.0, MAX_EARLY_S))
+    if kind < 0.5:
+        return Aim(rng.uniform(0.0, MAX_WORK_S), FIRST_ACT)
+    return Aim(0.0, rng.choice(list(SIGNS[service])))
+
+
+class Life:
+    """A service of the run from start to start."""
+
+    def __init__(self, nursery: Nursery, argv: list[str], run: Path, budget: Budget) -> None:
+        self.service = nursery.service
+        self.num_starts = 0
+        self._nursery = nursery
+        self._argv = argv
+        self._run = run
+        self._budget = budget
+        self._child = self._start()
+
+    def _start(self) -> Child:
+        self._aim = self._budget.draw(self.service)
+        self._before = {name: self._token(name) for name in (*SIGNS[self.service], FIRST_ACT, RUN_OVER)}
+        self._counts_from: float | None = None
+        self._started = time.monotonic()
+        self.num_starts += 1
+        output = self._run.with_name(f"{self._run.name}-{self.service}.log")
+        is_cold = self._budget.rng.random() < self._budget.cold_share
+        return (self._nursery.start_cold if is_cold else self._nursery.start)(self._argv, output)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended by itself. Anything but exit code 0 is a failure of the test."""
+        code = self._child.poll()
+        assert code in (None, 0), f"{self.service} ended with {code}:\n{self.output()[-4000:]}"
+        return code == 0
+
+    def output(self) -> str:
+        """What it printed, in all its lives."""
+        return self._run.with_name(f"{self._run.name}-{self.service}.log").read_text()
+
+    def disturb(self) -> None:
+        """Kill it if its instant has come, and start it again."""
+        if self._aim is None or not self._is_time(self._aim):
+            return
+        self._child.kill()
+        while (code := self._child.poll()) is None:
+            time.sleep(POLL_S)
+        if code != -9:  # it ended by itself in the same instant: `has_ended` looks at how
+            return
+        self._budget.killed(self.service, self._instant())
+        self._child = self._start()
+
+    def _is_time(self, aim: Aim) -> bool:
+        now = time.monotonic()
+        if self._counts_from is None and (aim.sign is None or self._shows(aim.sign)):
+            self._counts_from = self._started if aim.sign is None else now
+        if self._counts_from is not None and now - self._counts_from >= aim.delay_s:
+            return True
+        return aim.sign != RUN_OVER and now - self._started >= MAX_LIFE_S
+
+    def _instant(self) -> str:
+        """What the process was doing when it died."""
+        shown = [name for name in SIGNS[self.service] if name not in LASTING and self._shows(name)]
+        if shown:
+            return shown[0]
+        if self._token(RUN_OVER):
+            return RUN_OVER
+        return AT_WORK if self._shows(FIRST_ACT) else START_UP
+
+    def _shows(self, name: str) -> bool:
+        now = self._token(name)
+        return now is not None and now != self._before[name]
+
+    def _token(self, name: str) -> Token | None:
+        if name == FIRST_ACT:
+            return token(self._run / "metrics" / f"{self.service}.jsonl")
+        if name == RUN_OVER:
+            return run_over(self._run)
+        return SIGNS[self.service][name](self._run)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that came to its end."""
+
+    duration_s: float
+    num_starts: dict[str, int]
+
+
+def run_to_the_end(
+    run: FixedRun, nurseries: dict[str, Nursery], budget: Budget, timeout_s: float, on_poll: Callable[[], None]
+) -> Ended:
+    """Run both services, killing as long as `budget` lasts. `AssertionError` if one fails or the time is up."""
+    started = time.monotonic()
+    arguments = {"orchestrator": run.orchestrator(), "trainer": run.trainer()}
+    polls = itertools.count()
+    lives = [Life(nursery, arguments[name], run.path, budget) for name, nursery in nurseries.items()]
+    while alive := [life for life in lives if not life.has_ended]:
+        for life in alive:
+            life.disturb()
+        if next(polls) % WATCH_EVERY == 0:
+            on_poll()
+        assert time.monotonic() - started < timeout_s, "\n".join(life.output()[-2000:] for life in lives)
+        time.sleep(POLL_S)
+    return Ended(time.monotonic() - started, {life.service: life.num_starts for life in lives})

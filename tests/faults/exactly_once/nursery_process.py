@@ -1,0 +1,81 @@
+"""`python -m tests.faults.exactly_once.nursery_process trainer|orchestrator`: see `nursery.py`."""
+
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import sys
+from pathlib import Path
+
+from runtime.service import run_main
+
+PRELOADED = {
+    "orchestrator": ("orchestrator.service", "orchestrator.envs.verifiers_adapter", "copy_text", "tandem_harness"),
+    "trainer": ("trainer.service", "transformers.models.qwen3.modeling_qwen3", "torch.distributed.checkpoint"),
+}
+
+
+def main(service: str) -> None:
+    """Serve until stdin ends, then end the children."""
+    for module in PRELOADED[service]:
+        importlib.import_module(module)
+    wake, wakened = os.pipe()
+    os.set_blocking(wakened, False)
+    signal.set_wakeup_fd(wakened)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    living: set[int] = set()
+    ended: set[int] = set()
+    print(json.dumps({"ready": service}), flush=True)
+    while True:
+        ready, _, _ = select.select([sys.stdin, wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+        report_ended(living, ended)
+        if sys.stdin in ready:
+            line = sys.stdin.readline()
+            if not line:
+                break
+            reap(ended)
+            living.add(give_birth(service, **json.loads(line)))
+    for pid in living:
+        os.kill(pid, signal.SIGKILL)
+
+
+def give_birth(service: str, argv: list[str], output: str) -> int:
+    """Fork a child that is the service from its entry point on; its pid."""
+    pid = os.fork()
+    if pid:
+        print(json.dumps({"pid": pid}), flush=True)
+        return pid
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    random.seed()
+    log = os.open(Path(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    run_main(service, importlib.import_module(f"{service}.cli").run, argv)
+
+
+def report_ended(living: set[int], ended: set[int]) -> None:
+    """Tell of children that died. They stay zombies until `reap`, so that nobody else gets their pid meanwhile."""
+    for pid in tuple(living):
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is not None:
+            code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+            print(json.dumps({"pid": pid, "code": code}), flush=True)
+            living.remove(pid)
+            ended.add(pid)
+
+
+def reap(ended: set[int]) -> None:
+    """Let go of the dead."""
+    for pid in tuple(ended):
+        os.waitpid(pid, 0)
+        ended.remove(pid)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
