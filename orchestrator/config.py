@@ -1,10 +1,11 @@
 """Configuration of the `orchestrator` service."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from orchestrator.advantages.config import AdvantageConfig, GrpoAdvantageConfig
 from runtime.config import Config, HealthConfig, ServiceConfig
 from transport.exposure import is_local
 
@@ -82,18 +83,6 @@ class EnvConfig(Config):
     def label(self) -> str:
         """The name used everywhere."""
         return self.name or self.id.rsplit("/", 1)[-1]
-
-
-class GrpoAdvantageConfig(Config):
-    """`grpo`: reward minus the group's mean."""
-
-    type: Literal["grpo"] = "grpo"
-    """Tag."""
-    normalize_std: bool = True
-    """Also divide by the group's standard deviation."""
-
-
-AdvantageConfig = Annotated[GrpoAdvantageConfig, Field()]
 
 
 class BatchServerConfig(Config):

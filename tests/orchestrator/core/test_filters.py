@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.advantages import make_advantage
-from orchestrator.config import GrpoAdvantageConfig
+from orchestrator.advantages.config import GrpoAdvantageConfig
 from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
 from orchestrator.filters import ZERO_SIGNAL, FailureGuard, ScoredGroup, SignalGuard, score
 from orchestrator.groups import JOINT_FAILURE

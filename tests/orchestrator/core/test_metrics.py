@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.advantages import make_advantage
-from orchestrator.config import GrpoAdvantageConfig
+from orchestrator.advantages.config import GrpoAdvantageConfig
 from orchestrator.filters import ScoredGroup, score
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.lineup import Cut

@@ -1,0 +1,66 @@
+"""The built-in advantage functions. All accept any size >= 1 and are indifferent to the order of the rollouts.
+
+A group whose rewards are all equal, a group of one included, gets exact zeros from every function with a baseline.
+"""
+
+import math
+from collections.abc import Sequence
+
+from orchestrator.advantages.contract import AdvantageInputs, AdvantageOutputs
+
+_EPSILON = 1e-6
+"""Keeps quotients finite; far below any reward spread that means something."""
+
+
+def grpo(inputs: AdvantageInputs, *, normalize_std: bool) -> AdvantageOutputs:
+    """Reward minus the group's mean, optionally divided by the group's (population) standard deviation."""
+    centred = _centred(_rewards(inputs))
+    return AdvantageOutputs(_over_deviation(centred) if normalize_std else centred)
+
+
+def dr_grpo(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the group's mean: no division, so that easy and hard examples are not weighted up."""
+    return AdvantageOutputs(_centred(_rewards(inputs)))
+
+
+def rloo(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the mean of the others, which does not depend on the rollout itself: an unbiased baseline."""
+    rewards = _rewards(inputs)
+    scale = len(rewards) / max(1, len(rewards) - 1)  # r - mean of others = n / (n - 1) * (r - mean)
+    return AdvantageOutputs([scale * value for value in _centred(rewards)])
+
+
+def maxrl(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """Reward minus the group's mean, divided by that mean. Meant for rewards in [0, 1]: dividing the gradient of the
+    success rate by the success rate gives that of its logarithm. The size of the mean counts, not its sign, so that a
+    higher reward is never punished."""
+    rewards = _rewards(inputs)
+    mean = abs(math.fsum(rewards) / len(rewards))
+    return AdvantageOutputs([value / max(mean, _EPSILON) for value in _centred(rewards)])
+
+
+def as_rewarded(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """The reward itself: who comes later (the batch's mean, a critic) has the baseline."""
+    return AdvantageOutputs(_rewards(inputs))
+
+
+def normalised(values: list[float]) -> list[float]:
+    """`values` minus their mean, divided by their (population) standard deviation; zeros if they are all equal."""
+    return _over_deviation(_centred(values)) if values else []
+
+
+def _rewards(inputs: AdvantageInputs) -> list[float]:
+    return [rollout.reward for rollout in inputs.rollouts]
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    if min(values) == max(values):
+        # Exact zeros: the rounding error of the mean, divided by a deviation of the same size, would look like signal.
+        return [0.0] * len(values)
+    mean = math.fsum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def _over_deviation(centred: list[float]) -> list[float]:
+    deviation = math.sqrt(math.fsum(value * value for value in centred) / len(centred))
+    return [value / (deviation + _EPSILON) for value in centred]
