@@ -38,13 +38,14 @@ class Accounting:
         counts = (self.num_tokens, self.num_loss_tokens, self.num_samples, self.num_micro_batches)
         return torch.tensor(counts, dtype=torch.float64)
 
-    def metrics(self, global_sums: Tensor, cap: int) -> dict[str, float]:
-        """Metrics by name; `global_sums` are the `sums()` of all ranks added up."""
+    def metrics(self, global_sums: Tensor, global_max: float, cap: int) -> dict[str, float]:
+        """Metrics by name; `global_sums` are the `sums()` of all ranks added up, `global_max` their largest micro batch
+        in tokens."""
         local = dict(zip(_NAMES, self.sums().tolist(), strict=True))
         total = dict(zip(_NAMES, global_sums.tolist(), strict=True))
         return {
             **{f"{name}/local": value for name, value in local.items()},
             **{f"{name}/global": value for name, value in total.items()},
-            "micro_batch_tokens/max": float(self.max_micro_batch_tokens),
+            "micro_batch_tokens/max": global_max,
             "micro_batch_max_tokens": float(cap),
         }

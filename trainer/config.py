@@ -1,11 +1,12 @@
 """Configuration of the `trainer` service."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
+from trainer.losses.config import DppoLossConfig, LossConfig
 
 
 class ModelConfig(Config):
@@ -21,22 +22,6 @@ class ModelConfig(Config):
     """Attention kernel; `auto` takes the first that works here, any other fails at start-up if it does not work."""
     device: str = "auto"
     """`cpu` or `cuda`; `auto` takes a GPU if there is one."""
-
-
-class DppoLossConfig(Config):
-    """`dppo`: mask tokens whose probability moved too far in the direction the advantage pushes."""
-
-    type: Literal["dppo"] = "dppo"
-    """Tag."""
-    delta_low: float = Field(0.2, ge=0)
-    """Largest fall of probability that a negative advantage may still push down."""
-    delta_high: float = Field(0.2, ge=0)
-    """Largest rise of probability that a positive advantage may still push up."""
-    kl_coef: float = Field(1e-3, ge=0)
-    """Weight of the squared log ratio."""
-
-
-LossConfig = Annotated[DppoLossConfig, Field()]
 
 
 class OptimizerConfig(Config):
@@ -125,9 +110,15 @@ class TrainerConfig(ServiceConfig):
     replay: Path | None = None
     """Folder of recorded `step-*.batch` files to train on, without an orchestrator."""
     seed: int = Field(0, ge=0)
-    """Seed of torch in every rank."""
+    """Seed of torch in every rank, of the order of mini-batches, of fake data and of the token export's choice."""
     micro_batch_max_tokens: int | None = Field(None, gt=1)
-    """Cap on one micro batch, in tokens; `None` means `model.seq_len`."""
+    """Cap on one micro batch, in tokens; `None` means `model.seq_len`. Changes memory and speed, never the gradient."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer steps per batch and epoch: the batch is split into this many parts, by whole trajectories."""
+    epochs: int = Field(1, ge=1)
+    """Times that a batch is trained; after the first, its mini-batches come in another order."""
+    weighting: Literal["token", "sample", "trajectory", "group"] = "token"
+    """What counts alike in the mean that is minimised: every trained token, sample, trajectory or group."""
     loss: LossConfig = DppoLossConfig()
     """The `rl` loss."""
     optimizer: OptimizerConfig = OptimizerConfig()

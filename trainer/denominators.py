@@ -1,8 +1,9 @@
-"""`Denominators`: how many tokens of the whole mini-batch, on all ranks, belong to each loss component.
+"""`Denominators`: what each loss component is divided by: counts of the whole mini-batch, on all ranks.
 
 Counted on the tokens really trained (after cutting), summed over ranks once per optimizer step. Since every rank
 divides by the same numbers and gradients are summed, the gradient is that of the mean over the global mini-batch,
-however it is split.
+however it is split. A token of unit u counts 1 / (member tokens of u x units that have members): the mean over units
+of the mean over the tokens of each (`Weighting`).
 """
 
 from collections.abc import Sequence
@@ -13,27 +14,38 @@ from torch import Tensor
 
 from trainer.micro_batch import MicroBatch
 
+COMPONENTS = ("rl", "ce", "ref_kl")
+"""Summands of the loss, in the order of every table of them."""
+
 
 @dataclass(frozen=True)
 class Denominators:
-    """Global counts of member tokens."""
+    """Share of the loss that one member token has, by component and unit."""
 
-    rl: float
-    ce: float
-    ref_kl: float
+    shares: Tensor
+    """float32[components, units]: 0 for a unit without members."""
+    present: frozenset[str]
+    """Components that any token, on any rank, belongs to."""
 
-    @property
-    def total(self) -> float:
-        """0 if nothing at all would be trained."""
-        return self.rl + self.ce + self.ref_kl
+    @classmethod
+    def of(cls, members: Tensor, device: torch.device) -> "Denominators":
+        """From `count_members` of all ranks added up, on the host."""
+        num_units = torch.count_nonzero(members, dim=1)[:, None]
+        shares = torch.where(members > 0, 1.0 / (members * num_units), 0.0)
+        present = frozenset(name for name, count in zip(COMPONENTS, num_units.flatten().tolist(), strict=True) if count)
+        return cls(shares.float().to(device), present)
+
+    def average(self, component: str, losses: Tensor, weights: Tensor, units: Tensor) -> Tensor:
+        """This micro batch's summand of the mean of `component`, from its losses, weights and units by token."""
+        return (losses * weights * self.shares[COMPONENTS.index(component)][units]).sum()
 
 
-def count_members(micro_batches: Sequence[MicroBatch]) -> Tensor:
-    """float64[3] on the host: members of `rl`, `ce` and `ref_kl` on this rank."""
-    counts = torch.zeros(3, dtype=torch.float64)
+def count_members(micro_batches: Sequence[MicroBatch], num_units: int) -> Tensor:
+    """float64[components, units] on the host: member tokens on this rank."""
+    counts = torch.zeros(len(COMPONENTS), num_units, dtype=torch.float64)
     for micro_batch in micro_batches:
-        tokens = micro_batch.loss_tokens
+        tokens, units = micro_batch.loss_tokens, micro_batch.token_units
         for place, weights in enumerate((tokens.rl_weights, tokens.ce_weights, tokens.ref_kl_weights)):
             if weights is not None:
-                counts[place] += torch.count_nonzero(weights)
+                counts[place].index_add_(0, units, (weights != 0).double())
     return counts

@@ -1,9 +1,10 @@
 """`EnvStats`: mean, spread and extremes of per-token and per-sample values, by env, reduced by sums.
 
-Values stay on the device until `metrics()`, which costs two small collectives per step, whatever the number of tokens.
+Values stay on the device until `totals()`, which costs two small collectives per step, whatever the number of tokens.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,15 +36,34 @@ class EnvStats:
         signed = torch.stack((-values, values), dim=-1).masked_fill(~counted[:, None], -math.inf)
         self._extremes[place].scatter_reduce_(0, env_ids[:, None].expand_as(signed), signed, "amax")
 
+    def totals(self) -> "EnvTotals":
+        """What all ranks counted. A collective call."""
+        sums, extremes = sum_over_ranks(self._sums).cpu(), max_over_ranks(self._extremes).cpu()
+        return EnvTotals(self._metric_names, self._env_names, sums, extremes)
+
+
+@dataclass(frozen=True)
+class EnvTotals:
+    """Sums and extremes over all ranks, on the host. Those of several optimizer steps of one batch can be added."""
+
+    metric_names: tuple[str, ...]
+    env_names: tuple[str, ...]
+    sums: Tensor
+    """float64[metrics, envs, 3]: count, sum, sum of squares."""
+    extremes: Tensor
+    """float64[metrics, envs, 2]: largest -x, largest x."""
+
+    def __add__(self, other: "EnvTotals") -> "EnvTotals":
+        extremes = torch.maximum(self.extremes, other.extremes)
+        return EnvTotals(self.metric_names, self.env_names, self.sums + other.sums, extremes)
+
     def metrics(self) -> dict[str, float]:
-        """`{metric}/{all|env}/{mean|std|min|max}` over all ranks; what nothing was counted for is left out."""
-        sums = sum_over_ranks(self._sums).cpu()
-        extremes = max_over_ranks(self._extremes).cpu()
+        """`{metric}/{all|env}/{mean|std|min|max}`; what nothing was counted for is left out."""
         result: dict[str, float] = {}
-        for place, metric in enumerate(self._metric_names):
-            result.update(_summary(f"{metric}/{ALL}", sums[place].sum(0), extremes[place].amax(0)))
-            for env, env_name in enumerate(self._env_names):
-                result.update(_summary(f"{metric}/{env_name}", sums[place, env], extremes[place, env]))
+        for place, metric in enumerate(self.metric_names):
+            result.update(_summary(f"{metric}/{ALL}", self.sums[place].sum(0), self.extremes[place].amax(0)))
+            for env, env_name in enumerate(self.env_names):
+                result.update(_summary(f"{metric}/{env_name}", self.sums[place, env], self.extremes[place, env]))
         return result
 
 

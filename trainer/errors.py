@@ -7,10 +7,11 @@
     ├── RankMismatch            ranks that must hold the same thing do not
     ├── CheckpointInvalid       a checkpoint that must not be loaded: partial, corrupt, or of another run
     ├── NonFiniteError          (exit code 77) loss or gradient were not finite too many steps in a row
+    ├── LossInvalid             (also a UserError) a custom loss that is not found or breaks its contract
     ├── ModelUnusable           (also a UserError) the model folder cannot be loaded or cannot be trained packed
     └── AttentionUnavailable    (also a UserError) the attention kernel asked for does not work here
 
-The last two are the user's to mend: one line, exit code 2.
+The last three are the user's to mend: one line, exit code 2.
 """
 
 from collections.abc import Sequence
@@ -51,6 +52,10 @@ class NonFiniteError(TrainerError, ServiceError):
     """Training produces NaN or infinity and does not recover."""
 
     exit_code = ExitCode.NON_FINITE
+
+
+class LossInvalid(TrainerError, UserError):
+    """A loss of the user's own that cannot be used."""
 
 
 class ModelUnusable(TrainerError, UserError):

@@ -1,6 +1,8 @@
-"""`Layout`: where this process stands among the ranks, and how large its micro batches may be."""
+"""`Layout`: where this process stands among the ranks, and how a batch is cut for them."""
 
 from dataclasses import dataclass
+
+from trainer.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -14,13 +16,19 @@ class Layout:
     seq_len: int
     """Cap on one sample: a longer one is trained cut to this length."""
     num_mini_batches: int = 1
-    """Optimizer steps per batch."""
+    """Parts of a batch, each an optimizer step."""
+    num_epochs: int = 1
+    """Times that every mini-batch is trained."""
+    weighting: Weighting = Weighting.TOKEN
+    """What counts alike within a mini-batch."""
+    seed: int = 0
+    """Of the order of mini-batches after the first epoch."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is not one of {self.world_size} ranks")
-        if min(self.micro_batch_tokens, self.seq_len) < 2 or self.num_mini_batches < 1:
-            raise ValueError(f"caps must be at least 2 tokens and mini-batches at least 1, got {self}")
+        if min(self.micro_batch_tokens, self.seq_len) < 2 or min(self.num_mini_batches, self.num_epochs) < 1:
+            raise ValueError(f"caps must be at least 2 tokens, mini-batches and epochs at least 1, got {self}")
 
     @property
     def dp_size(self) -> int:

@@ -69,12 +69,13 @@ def train(run: Training, progress: Progress) -> Progress:
 
 
 def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
-    """The optimizer steps of one batch, one per mini-batch."""
+    """The optimizer steps of one batch: one per mini-batch and epoch."""
     with run.telemetry.timed("fetch"):
         samples = batch.fetch(plan.rows_for(run.layout.dp_rank).tolist())
     rate = learning_rate(batch.step, run.config.optimizer.lr, run.config.schedule, run.config.max_steps)
     set_learning_rate(run.optimizer, rate)
-    settings = StepSettings(plan.env_names, run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens)
+    max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
+    settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units)
     with run.telemetry.timed("train"):
         return [
             train_mini_batch(
@@ -84,7 +85,7 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
                 run.loss,
                 settings,
             )
-            for index in range(len(plan.mini_batches))
+            for index in plan.visits
         ]
 
 

@@ -57,6 +57,8 @@ class MicroBatch:
     """Leading segments that are samples."""
     env_ids: Tensor
     """int64[sample_count]: index into the plan's `env_names`."""
+    units: Tensor
+    """int64[sample_count]: unit of each sample, as the plan's `Weighting` cuts the batch."""
     rewards: Tensor
     """float32[sample_count]."""
     advantages: Tensor
@@ -80,6 +82,11 @@ class MicroBatch:
         """Trained tokens."""
         return self.loss_tokens.index.shape[0]
 
+    @property
+    def token_units(self) -> Tensor:
+        """int64[L]: unit of each trained token."""
+        return self.units[self.loss_tokens.segments]
+
     def segment_info(self) -> SegmentInfo:
         """Boundaries as attention kernels want them, on the device of the tokens."""
         return SegmentInfo.of(self.seq_lens, self.token_ids.device)
@@ -91,6 +98,7 @@ class MicroBatch:
             token_ids=self.token_ids.to(device),
             position_ids=self.position_ids.to(device),
             env_ids=self.env_ids.to(device),
+            units=self.units.to(device),
             rewards=self.rewards.to(device),
             advantages=self.advantages.to(device),
             loss_tokens=self.loss_tokens.to(device),

@@ -36,7 +36,8 @@ def pack_mini_batch(
         rows = mini_batch.micro_batch_rows(rank, round_index).tolist()
         _check_rows(plan, rows, samples)
         env_ids = [plan.env_names.index(samples[row].env_name) for row in rows]
-        micro_batches.append(pack([samples[row] for row in rows], env_ids, rows, plan.seq_len, pad_multiple))
+        units = plan.units[rows].tolist()
+        micro_batches.append(pack([samples[row] for row in rows], env_ids, rows, plan.seq_len, pad_multiple, units))
     return micro_batches
 
 
@@ -46,8 +47,12 @@ def pack(
     rows: Sequence[int],
     seq_len: int,
     pad_multiple: int = 1,
+    units: Sequence[int] | None = None,
 ) -> MicroBatch:
-    """One micro batch. No samples: a dummy of one token. `pad_multiple` rounds the row up with a padding segment."""
+    """One micro batch. No samples: a dummy of one token. `pad_multiple` rounds the row up with a padding segment.
+
+    `units` are those of the plan; `None`: every token of the batch counts alike.
+    """
     seq_lens = [min(sample.num_tokens, seq_len) for sample in samples]
     num_padding = -sum(seq_lens) % pad_multiple if samples else max(1, pad_multiple)
     token_ids = [sample.token_ids.numpy()[:seq_len] for sample in samples] + [np.full(num_padding, PADDING_TOKEN_ID)]
@@ -59,6 +64,7 @@ def pack(
         seq_lens=all_lens,
         sample_count=len(samples),
         env_ids=torch.tensor(env_ids, dtype=torch.int64),
+        units=torch.tensor([0] * len(samples) if units is None else units, dtype=torch.int64),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
         advantages=torch.tensor([_sample_advantage(sample, seq_len) for sample in samples], dtype=torch.float32),
         sample_rows=tuple(rows),

@@ -1,12 +1,14 @@
 """`plan_step`: from a manifest and a layout to who trains what, in which order.
 
     manifest ─▶ mini-batches of whole trajectories ─▶ bins under the token cap ─▶ rounds of one bin per rank
+                     └─▶ visits: which mini-batch each optimizer step trains, over all epochs
 
 Pure: every rank computes the same plan from the same manifest, and `digest` lets them prove it. Ranks move in
 lock-step, one round at a time, so a round costs what its dearest bin costs: bins of like cost share a round, and a
 bin without samples becomes a one-token dummy instead of a copy of real work.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +18,7 @@ import xxhash
 from trainer.bins import IntArray, best_fit_decreasing, compute_cost, spread_by_cost
 from trainer.errors import PlanError
 from trainer.layout import Layout
+from trainer.weighting import units_of
 from transport.manifest import TEXT, BatchManifest
 
 
@@ -25,6 +28,8 @@ class GlobalCounts:
 
     num_samples: int
     num_trajectories: int
+    num_groups: int
+    """Whole groups, or the parts of groups that are in this mini-batch."""
     num_tokens: int
     """After cutting samples to `seq_len`."""
     num_loss_tokens: int
@@ -64,6 +69,11 @@ class StepPlan:
     lengths: IntArray
     """Trained length of each row: its tokens, cut to `seq_len`."""
     mini_batches: tuple[MiniBatchPlan, ...]
+    visits: tuple[int, ...]
+    """Index into `mini_batches` of every optimizer step, in order: each one once per epoch."""
+    units: IntArray
+    """Unit of each row, as `Weighting` cuts the batch."""
+    num_units: int
 
     def rows_for(self, rank: int) -> IntArray:
         """Rows that `rank` must fetch, ascending."""
@@ -72,7 +82,8 @@ class StepPlan:
     @cached_property
     def digest(self) -> str:
         """Equal on two ranks exactly if they are about to train the same batch in the same way."""
-        state = xxhash.xxh3_128(f"{self.step}/{self.batch_digest}/{self.seq_len}".encode())
+        state = xxhash.xxh3_128(f"{self.step}/{self.batch_digest}/{self.seq_len}/{self.visits}".encode())
+        state.update(self.units.tobytes())
         for mini_batch in self.mini_batches:
             state.update(f"/{mini_batch.num_rounds}x{mini_batch.num_ranks}/".encode())
             state.update(mini_batch.rows.tobytes())
@@ -85,6 +96,7 @@ def plan_step(manifest: BatchManifest, layout: Layout) -> StepPlan:
     _check_trainable(manifest)
     lengths = np.minimum(manifest.columns.lengths.numpy(), layout.seq_len).astype(np.int64)
     mini_batch_of = assign_mini_batches(manifest.columns.trajectories.numpy(), lengths, layout.num_mini_batches)
+    units, num_units = units_of(manifest.columns, layout.weighting)
     return StepPlan(
         step=manifest.step,
         batch_digest=manifest.digest,
@@ -95,7 +107,20 @@ def plan_step(manifest: BatchManifest, layout: Layout) -> StepPlan:
             _plan_mini_batch(np.flatnonzero(mini_batch_of == index), lengths, manifest, layout)
             for index in range(layout.num_mini_batches)
         ),
+        visits=order_of_visits(layout, manifest.step),
+        units=units,
+        num_units=num_units,
     )
+
+
+def order_of_visits(layout: Layout, step: int) -> tuple[int, ...]:
+    """The mini-batches in order, and again for each further epoch, in an order that seed, step and epoch decide."""
+    first = range(layout.num_mini_batches)
+    shuffled = (
+        np.random.default_rng((layout.seed, step, epoch)).permutation(layout.num_mini_batches).tolist()
+        for epoch in range(1, layout.num_epochs)
+    )
+    return (*first, *itertools.chain.from_iterable(shuffled))
 
 
 def assign_mini_batches(trajectories: IntArray, lengths: IntArray, num_mini_batches: int) -> IntArray:
@@ -158,6 +183,7 @@ def _count(rows: IntArray, lengths: IntArray, manifest: BatchManifest) -> Global
     return GlobalCounts(
         num_samples=len(rows),
         num_trajectories=len(np.unique(manifest.columns.trajectories.numpy()[rows])),
+        num_groups=len(np.unique(manifest.columns.groups.numpy()[rows])),
         num_tokens=int(lengths[rows].sum()),
         num_loss_tokens=int(manifest.columns.loss_tokens.numpy()[rows].sum()),
     )

@@ -42,6 +42,7 @@ from trainer.progress import Progress
 from trainer.publish import Publisher
 from trainer.replay import ReplaySource
 from trainer.telemetry import Telemetry
+from trainer.weighting import Weighting
 
 SERVICE = "trainer"
 
@@ -109,7 +110,7 @@ class TrainerProcess:
         return Training(
             config=config,
             ranks=ranks,
-            layout=Layout(ranks.rank, ranks.world_size, config.micro_batch_tokens, config.model.seq_len),
+            layout=make_layout(config, ranks),
             policy=policy,
             optimizer=optimizer,
             loss=make_loss(config.loss),
@@ -159,6 +160,20 @@ class TrainerProcess:
         return link
 
 
+def make_layout(config: TrainerConfig, ranks: Ranks) -> Layout:
+    """How a batch is cut, for this rank."""
+    return Layout(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        micro_batch_tokens=config.micro_batch_tokens,
+        seq_len=config.model.seq_len,
+        num_mini_batches=config.mini_batches,
+        num_epochs=config.epochs,
+        weighting=Weighting(config.weighting),
+        seed=config.seed,
+    )
+
+
 def seed_everything(seed: int, num_threads: int) -> None:
     """The same start on every rank: training must not depend on which rank drew which number."""
     random.seed(seed)
@@ -169,5 +184,6 @@ def seed_everything(seed: int, num_threads: int) -> None:
 
 def config_digest(config: TrainerConfig) -> str:
     """Digest of what decides the weights: a resumed run with another one is a different experiment."""
-    keys = {"model", "max_steps", "seed", "micro_batch_max_tokens", "loss", "optimizer", "schedule"}
+    plan = {"micro_batch_max_tokens", "mini_batches", "epochs", "weighting"}
+    keys = {"model", "max_steps", "seed", "loss", "optimizer", "schedule"} | plan
     return xxhash.xxh3_128_hexdigest(config.model_dump_json(include=keys).encode())

@@ -7,7 +7,7 @@ waits for the others). Nothing is read back from the device before the last micr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,26 +15,30 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainer.accounting import Accounting
-from trainer.denominators import Denominators, count_members
+from trainer.denominators import COMPONENTS, Denominators, count_members
 from trainer.diagnostics import METRICS, observe
-from trainer.env_stats import EnvStats
+from trainer.env_stats import EnvStats, EnvTotals
 from trainer.errors import PlanError
+from trainer.logprobs import TokenScores
 from trainer.losses.components import micro_batch_loss
-from trainer.losses.protocol import RlLoss
+from trainer.losses.protocol import RlLoss, RlOutputs
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy
-from trainer.reduction import sum_over_ranks
+from trainer.reduction import max_over_ranks, sum_over_ranks
 
-_COMPONENTS = ("rl", "ce", "ref_kl")
+Watch = Callable[[MicroBatch, TokenScores, RlOutputs | None], None]
+"""Called after each backward pass with what was computed. It must not change any of it."""
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What does not change from step to step."""
+    """What does not change between the optimizer steps of a batch."""
 
     env_names: tuple[str, ...]
     max_grad_norm: float
     micro_batch_tokens: int
+    num_units: int = 1
+    """Units of the plan's `Weighting`."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class StepReport:
     accounting: Accounting
     metrics: dict[str, float]
     """By the names of the metrics contract, `loss` and `grad_norm` included."""
+    env_totals: EnvTotals | None = None
+    """What the metrics by env were made from."""
 
 
 def train_mini_batch(
@@ -57,36 +63,47 @@ def train_mini_batch(
     micro_batches: Sequence[MicroBatch],
     loss: RlLoss,
     settings: StepSettings,
+    watch: Watch | None = None,
 ) -> StepReport:
     """Train on the micro batches of this rank. Leaves no gradient behind. Raises `PlanError` if, over all ranks, not
     one token would be trained."""
     device = next(policy.parameters()).device
     accounting = Accounting.of(micro_batches)
-    denominators, global_sums = _count_globally(micro_batches, accounting)
+    members, global_sums = _count_globally(micro_batches, accounting, settings.num_units)
+    denominators = Denominators.of(members, device)
     stats = EnvStats(METRICS, settings.env_names, device)
     optimizer.zero_grad(set_to_none=True)
-    local_losses = _backward(policy, micro_batches, loss, denominators, stats, device)
-    losses = dict(zip(_COMPONENTS, sum_over_ranks(local_losses).tolist(), strict=True))
+    local_losses = _backward(policy, micro_batches, loss, denominators, stats, watch)
+    losses = dict(zip(COMPONENTS, sum_over_ranks(local_losses).tolist(), strict=True))
     grad_norm, stepped = _guarded_step(policy, optimizer, losses, settings.max_grad_norm)
+    env_totals = stats.totals()
     metrics = {
-        **accounting.metrics(global_sums, settings.micro_batch_tokens),
-        **stats.metrics(),
-        **{f"loss/{name}": losses[name] for name in _COMPONENTS if getattr(denominators, name) > 0},
+        **accounting.metrics(global_sums, _largest(accounting), settings.micro_batch_tokens),
+        **env_totals.metrics(),
+        **{f"loss/{name}": losses[name] for name in COMPONENTS if name in denominators.present},
         "loss": sum(losses.values()),
         "grad_norm": grad_norm,
     }
-    return StepReport(stepped, metrics["loss"], grad_norm, accounting, metrics)
+    return StepReport(stepped, metrics["loss"], grad_norm, accounting, metrics, env_totals)
 
 
-def _count_globally(micro_batches: Sequence[MicroBatch], accounting: Accounting) -> tuple[Denominators, Tensor]:
-    totals = sum_over_ranks(torch.cat((count_members(micro_batches), accounting.sums())))
-    denominators = Denominators(*totals[:3].tolist())
-    if denominators.total == 0:
+def _count_globally(
+    micro_batches: Sequence[MicroBatch], accounting: Accounting, num_units: int
+) -> tuple[Tensor, Tensor]:
+    """(members of each component and unit, sums of the accounting), over all ranks. One collective for both."""
+    local_members, local_sums = count_members(micro_batches, num_units), accounting.sums()
+    totals = sum_over_ranks(torch.cat((local_members.flatten(), local_sums)))
+    members, sums = totals[: -len(local_sums)].view_as(local_members), totals[-len(local_sums) :]
+    if not members.any():
         raise PlanError(
-            f"none of the {int(totals[5])} samples has a trained token within seq_len: raise model.seq_len, or look at "
+            f"none of the {int(sums[2])} samples has a trained token within seq_len: raise model.seq_len, or look at "
             "the loss masks the orchestrator sends"
         )
-    return denominators, totals[3:]
+    return members, sums
+
+
+def _largest(accounting: Accounting) -> float:
+    return float(max_over_ranks(torch.tensor(float(accounting.max_micro_batch_tokens))))
 
 
 def _backward(
@@ -95,19 +112,22 @@ def _backward(
     loss: RlLoss,
     denominators: Denominators,
     stats: EnvStats,
-    device: torch.device,
+    watch: Watch | None,
 ) -> Tensor:
     """float64[3]: this rank's share of each component. Gradients are in the parameters."""
-    losses = torch.zeros(len(_COMPONENTS), dtype=torch.float64, device=device)
+    device = denominators.shares.device
+    losses = torch.zeros(len(COMPONENTS), dtype=torch.float64, device=device)
     for host_batch in micro_batches:
         batch = host_batch.to(device)
         scores = policy(batch)
         report = micro_batch_loss(batch, scores, loss, denominators)
         report.total.backward()  # type: ignore[no-untyped-call]
-        for place, name in enumerate(_COMPONENTS):
+        for place, name in enumerate(COMPONENTS):
             if name in report.parts:
                 losses[place] += report.parts[name]
         observe(stats, batch, scores, report.rl)
+        if watch is not None:
+            watch(batch, scores, report.rl)
     return losses
 
 

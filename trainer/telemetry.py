@@ -1,5 +1,7 @@
 """`Telemetry`: what people see of a step. One log line and one row of metrics, both from the first rank."""
 
+import functools
+import operator
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +53,11 @@ class Telemetry:
 
 
 def merge_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
-    """The metrics of a batch from those of its optimizer steps: counts add up, maxima stay, the rest is averaged."""
+    """The metrics of a batch from those of its optimizer steps.
+
+    Counts add up, maxima stay, and those by env come from the added sums, so that every token counts alike; the rest
+    is averaged.
+    """
     if len(reports) == 1:
         return dict(reports[0].metrics)
     merged: dict[str, float] = {}
@@ -61,11 +67,10 @@ def merge_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
             merged[key] = sum(values)
         elif key.endswith("/max"):
             merged[key] = max(values)
-        elif key.endswith("/min"):
-            merged[key] = min(values)
         else:
             merged[key] = sum(values) / len(values)
-    return merged
+    totals = [report.env_totals for report in reports if report.env_totals is not None]
+    return merged | (functools.reduce(operator.add, totals).metrics() if totals else {})
 
 
 def staleness(batch: Batch) -> dict[str, float]:

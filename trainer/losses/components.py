@@ -1,8 +1,4 @@
-"""The loss of one micro batch: `rl` + `ce` + `ref_kl`, each weighted per token and divided by its global count.
-
-`ref_kl` is half the squared log ratio to the reference policy: on tokens that the policy sampled, its gradient is
-that of KL(policy || reference).
-"""
+"""The loss of one micro batch: `rl` + `ce` + `ref_kl`, each weighted per token and divided by global counts."""
 
 from dataclasses import dataclass
 
@@ -11,6 +7,7 @@ from torch import Tensor
 from trainer.denominators import Denominators
 from trainer.logprobs import TokenScores
 from trainer.losses.protocol import RlInputs, RlLoss, RlOutputs
+from trainer.losses.ref_kl import ref_kl_losses
 from trainer.micro_batch import MicroBatch
 
 
@@ -27,15 +24,15 @@ class LossReport:
 def micro_batch_loss(batch: MicroBatch, scores: TokenScores, loss: RlLoss, denominators: Denominators) -> LossReport:
     """This micro batch's share of the loss of the global mini-batch. A dummy's is 0, with a graph that still reaches
     every parameter, because the other ranks' collectives wait for it."""
-    tokens, parts, rl = batch.loss_tokens, {}, None
+    tokens, units, parts, rl = batch.loss_tokens, batch.token_units, {}, None
     if tokens.rl_weights is not None:
         rl = loss(rl_inputs(batch, scores))
-        parts["rl"] = (rl.losses * tokens.rl_weights).sum() / denominators.rl
+        parts["rl"] = denominators.average("rl", rl.losses, tokens.rl_weights, units)
     if tokens.ce_weights is not None:
-        parts["ce"] = -(scores.logprobs * tokens.ce_weights).sum() / denominators.ce
+        parts["ce"] = denominators.average("ce", -scores.logprobs, tokens.ce_weights, units)
     if tokens.ref_kl_weights is not None and tokens.ref_logprobs is not None:
-        distance = (scores.logprobs - tokens.ref_logprobs).square() / 2
-        parts["ref_kl"] = (distance * tokens.ref_kl_weights).sum() / denominators.ref_kl
+        distances = ref_kl_losses(scores.logprobs, tokens.logprobs, tokens.ref_logprobs)
+        parts["ref_kl"] = denominators.average("ref_kl", distances, tokens.ref_kl_weights, units)
     total = sum(parts.values(), start=scores.logprobs.sum() * 0.0)
     return LossReport(total, {name: part.detach() for name, part in parts.items()}, rl)
 
@@ -43,4 +40,12 @@ def micro_batch_loss(batch: MicroBatch, scores: TokenScores, loss: RlLoss, denom
 def rl_inputs(batch: MicroBatch, scores: TokenScores) -> RlInputs:
     """What the `rl` loss sees of a micro batch."""
     tokens = batch.loss_tokens
-    return RlInputs(scores.logprobs, tokens.logprobs, tokens.advantages, tokens.segments, batch.sample_count)
+    weights = tokens.rl_weights
+    return RlInputs(
+        logprobs=scores.logprobs,
+        behaviour_logprobs=tokens.logprobs,
+        advantages=tokens.advantages,
+        members=tokens.index < 0 if weights is None else weights != 0,
+        segments=tokens.segments,
+        num_segments=batch.sample_count,
+    )

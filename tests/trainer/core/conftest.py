@@ -2,7 +2,7 @@
 
 import json
 import multiprocessing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,12 @@ from transformers.utils import logging as transformers_logging
 
 from tests.trainer.core.rank_worker import CPU, Rank, run_rank
 from tests.trainer.core.reference import reference_gradients
-from tests.trainer.core.scenarios import BATCHES, SEQ_LEN, batch_of
-from tests.trainer.core.tiny import save_tiny_model
+from tests.trainer.core.scenarios import SEQ_LEN, Scenario, batch_of
+from tests.trainer.core.tiny import make_manifest, save_tiny_model
 from trainer.config import ModelConfig
 from trainer.model import Policy, load_policy
+from trainer.plan import plan_step
+from transport.sample import TrainingSample
 
 WORLD_SIZES = (1, 2, 4)
 
@@ -51,10 +53,35 @@ def policy(model_path: Path) -> Policy:
     return load_policy(ModelConfig(path=model_path, seq_len=SEQ_LEN), CPU)
 
 
+class References:
+    """(loss, gradients) by the plain reference, of each distinct batch once."""
+
+    def __init__(self, model_path: Path) -> None:
+        self._model_path = model_path
+        self._known: dict[object, tuple[float, dict[str, Tensor]]] = {}
+
+    def __getitem__(self, part: tuple[Scenario, int]) -> tuple[float, dict[str, Tensor]]:
+        scenario, mini_batch = part
+        plain = replace(scenario, cap=SEQ_LEN, pad_multiple=1, shuffle_seed=None)
+        key = plain, mini_batch
+        if key not in self._known:
+            samples = samples_of(scenario, mini_batch)
+            self._known[key] = reference_gradients(
+                self._model_path, samples, SEQ_LEN, scenario.loss, scenario.weighting
+            )
+        return self._known[key]
+
+
+def samples_of(scenario: Scenario, mini_batch: int) -> list[TrainingSample]:
+    """The samples of one mini-batch; which they are is the planner's business, and `test_plan` is about it."""
+    samples = batch_of(scenario.batch)
+    plan = plan_step(make_manifest(samples), scenario.layout(0, 1))
+    return [samples[row] for row in sorted(plan.mini_batches[mini_batch].rows.tolist())]
+
+
 @pytest.fixture(scope="session")
-def references(model_path: Path) -> dict[str, tuple[float, dict[str, Tensor]]]:
-    """(loss, gradients) of every batch by the plain reference."""
-    return {name: reference_gradients(model_path, batch_of(name), SEQ_LEN) for name in BATCHES}
+def references(model_path: Path) -> References:
+    return References(model_path)
 
 
 @pytest.fixture(scope="session", params=WORLD_SIZES, ids=lambda size: f"{size}ranks")

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario, ordered
+from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
-from trainer.config import DppoLossConfig, ModelConfig
+from trainer.config import ModelConfig
 from trainer.fsdp import shard_policy
-from trainer.layout import Layout
+from trainer.losses.config import DppoLossConfig
 from trainer.losses.factory import make_loss
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy, load_policy
@@ -55,19 +55,25 @@ class Rank:
     out: Path
 
 
-def micro_batches_of(scenario: Scenario, rank: int, world_size: int) -> list[MicroBatch]:
+def micro_batches_of(scenario: Scenario, rank: int, world_size: int, mini_batch: int = 0) -> list[MicroBatch]:
     samples = ordered(scenario)
-    plan = plan_step(make_manifest(samples), Layout(rank, world_size, scenario.cap, SEQ_LEN))
+    plan = plan_step(make_manifest(samples), scenario.layout(rank, world_size))
     mine = {row: samples[row] for row in plan.rows_for(rank).tolist()}
-    return pack_mini_batch(plan, 0, rank, mine, scenario.pad_multiple)
+    return pack_mini_batch(plan, mini_batch, rank, mine, scenario.pad_multiple)
 
 
 def train_scenario(
-    policy: Policy, optimizer: torch.optim.Optimizer, scenario: Scenario, rank: int, world_size: int
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    scenario: Scenario,
+    rank: int,
+    world_size: int,
+    mini_batch: int = 0,
 ) -> StepReport:
-    settings = StepSettings(ENV_NAMES, NO_CLIP, scenario.cap)
-    loss = make_loss(DppoLossConfig())
-    return train_mini_batch(policy, optimizer, micro_batches_of(scenario, rank, world_size), loss, settings)
+    num_units = plan_step(make_manifest(ordered(scenario)), scenario.layout(rank, world_size)).num_units
+    micro_batches = micro_batches_of(scenario, rank, world_size, mini_batch)
+    settings = StepSettings(ENV_NAMES, NO_CLIP, scenario.cap, num_units)
+    return train_mini_batch(policy, optimizer, micro_batches, make_loss(LOSSES[scenario.loss]), settings)
 
 
 def run_rank(me: Rank) -> None:
@@ -91,7 +97,9 @@ def _work(me: Rank) -> None:
     verify_packing(policy, CPU)
     results: dict[str, object] = {}
     for name, scenario in SCENARIOS.items():
-        results[name] = _record(policy, scenario, name, me)
+        for mini_batch in range(scenario.mini_batches):
+            key = part_name(name, mini_batch)
+            results[key] = _record(policy, scenario, key, me, mini_batch)
     half = load_policy(config.model_copy(update={"dtype": "bfloat16"}), CPU)
     results["bfloat16"] = _record(
         shard_policy(half, mesh, reshard_after_forward=False), SCENARIOS["packed"], "bfloat16", me
@@ -100,9 +108,13 @@ def _work(me: Rank) -> None:
     (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
 
 
-def _record(policy: Policy, scenario: Scenario, name: str, me: Rank) -> dict[str, object]:
+def part_name(name: str, mini_batch: int) -> str:
+    return f"{name} {mini_batch}" if mini_batch else name
+
+
+def _record(policy: Policy, scenario: Scenario, name: str, me: Rank, mini_batch: int = 0) -> dict[str, object]:
     recorder = GradientRecorder(policy)
-    report = train_scenario(policy, recorder, scenario, me.rank, me.world_size)
+    report = train_scenario(policy, recorder, scenario, me.rank, me.world_size, mini_batch)
     if me.rank == 0:
         save_file(recorder.gradients, me.out / f"{name}.safetensors")
     return {"loss": report.loss, "metrics": report.metrics}

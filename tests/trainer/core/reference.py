@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
 
-DELTA = 0.2
-KL_COEF = 1e-3
+Batch = list[TrainingSample]
 
 
 def load_reference(path: Path) -> PreTrainedModel:
@@ -30,48 +29,80 @@ def sample_logprobs(model: PreTrainedModel, sample: TrainingSample, seq_len: int
     return distribution.gather(-1, token_ids[1:, None])[:, 0], entropies
 
 
-def reference_loss(model: PreTrainedModel, samples: list[TrainingSample], seq_len: int) -> Tensor:
-    """Mean over the batch of each component, added up."""
-    sums = {"rl": torch.zeros((), dtype=torch.float64), "ce": torch.zeros(()), "ref_kl": torch.zeros(())}
-    counts = dict.fromkeys(sums, 0)
-    for sample in samples:
+def reference_loss(
+    model: PreTrainedModel, samples: Batch, seq_len: int, loss: str = "dppo", weighting: str = "token"
+) -> Tensor:
+    """Of each component: the mean over its tokens in each unit, then over the units. Components are added up."""
+    losses: dict[str, dict[str, list[Tensor]]] = {"rl": {}, "ce": {}, "ref_kl": {}}
+    for row, sample in enumerate(samples):
         logprobs, _ = sample_logprobs(model, sample, seq_len)
         mask = _column(sample.loss_mask, sample, seq_len)
-        per_token = {
-            "rl": _dppo(logprobs, sample, seq_len),
-            "ce": -logprobs,
-            "ref_kl": 0.5 * (logprobs - _column(sample.ref_logprobs or 0.0, sample, seq_len)) ** 2,
+        streams = {
+            "rl": (lambda keep, x=logprobs, s=sample: rl_losses(loss, x, s, seq_len, keep), sample.rl_weights, 1.0),
+            "ce": (lambda keep, x=logprobs: -x, sample.ce_weights, 0.0),
+            "ref_kl": (lambda keep, x=logprobs, s=sample: ref_kl(x, s, seq_len), sample.ref_kl_weights, 0.0),
         }
-        weights = {
-            "rl": 1.0 if sample.rl_weights is None else sample.rl_weights,
-            "ce": sample.ce_weights or 0.0,
-            "ref_kl": sample.ref_kl_weights or 0.0,
-        }
-        for name, values in per_token.items():
-            weight = _column(weights[name], sample, seq_len) * mask
-            sums[name] = sums[name] + (values * weight).sum()
-            counts[name] += int((weight != 0).sum())
-    return torch.stack([sums[name] / counts[name] for name in sums if counts[name]]).sum()
+        for name, (values, weights, absent) in streams.items():
+            weight = _column(absent if weights is None else weights, sample, seq_len) * mask
+            if (weight != 0).any():
+                unit = losses[name].setdefault(unit_name(weighting, sample, row), [])
+                unit.append((values(weight != 0) * weight)[weight != 0])
+    means = [
+        torch.stack([torch.cat(unit).mean() for unit in units.values()]).mean() for units in losses.values() if units
+    ]
+    return torch.stack(means).sum()
 
 
-def reference_gradients(path: Path, samples: list[TrainingSample], seq_len: int) -> tuple[float, dict[str, Tensor]]:
+def unit_name(weighting: str, sample: TrainingSample, row: int) -> str:
+    return {"token": "", "sample": str(row), "trajectory": sample.trajectory_id, "group": sample.group_id}[weighting]
+
+
+def reference_gradients(
+    path: Path, samples: Batch, seq_len: int, loss: str = "dppo", weighting: str = "token"
+) -> tuple[float, dict[str, Tensor]]:
     """(loss, gradient by parameter name) of one batch on one model."""
     model = load_reference(path)
-    loss = reference_loss(model, samples, seq_len)
-    loss.backward()
-    return float(loss.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}
+    total = reference_loss(model, samples, seq_len, loss, weighting)
+    total.backward()
+    return float(total.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def _dppo(logprobs: Tensor, sample: TrainingSample, seq_len: int) -> Tensor:
+def rl_losses(loss: str, logprobs: Tensor, sample: TrainingSample, seq_len: int, members: Tensor) -> Tensor:
+    """One token at a time, by the formulas of docs/algorithms.md and the limits of `scenarios.LOSSES`."""
     old = _column(sample.logprobs, sample, seq_len)
     advantages = _column(sample.advantages, sample, seq_len)
-    losses = []
-    for new_t, old_t, advantage in zip(logprobs, old, advantages, strict=True):
-        moved = float((new_t.exp() - old_t.exp()).detach())
-        masked = (advantage > 0 and moved > DELTA) or (advantage < 0 and moved < -DELTA)
-        policy = 0.0 if masked else -advantage * (new_t - old_t).exp()
-        losses.append(policy + KL_COEF * (new_t - old_t) ** 2)
-    return torch.stack(losses)
+    sample_ratio = float((logprobs - old)[members].mean().exp().detach())
+    tokens = zip(logprobs, old, advantages, strict=True)
+    return torch.stack([_rl_loss(loss, new, then, float(advantage), sample_ratio) for new, then, advantage in tokens])
+
+
+def ref_kl(logprobs: Tensor, sample: TrainingSample, seq_len: int) -> Tensor:
+    reference = _column(sample.ref_logprobs or 0.0, sample, seq_len)
+    weight = (logprobs - _column(sample.logprobs, sample, seq_len)).exp().detach().clamp(max=10.0)
+    gap = weight * (logprobs - reference).detach()
+    return gap + gap * (logprobs - logprobs.detach())
+
+
+def _rl_loss(loss: str, new: Tensor, old: Tensor, advantage: float, sample_ratio: float) -> Tensor:
+    ratio = (new - old).exp()
+    moved = float((new.exp() - old.exp()).detach())
+    squared = 1e-3 * (new - old) ** 2
+    if loss == "dppo":
+        masked = (advantage > 0 and moved > 0.2) or (advantage < 0 and moved < -0.2)
+        return squared if masked else squared - advantage * ratio
+    if loss == "ipo":
+        return squared if abs(moved) > 0.1 else squared - advantage * ratio
+    if loss == "ppo_clip":
+        return -min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    if loss == "grpo_clip_higher":
+        return -min(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+    if loss == "gspo":
+        ratio = sample_ratio * (new - new.detach()).exp()
+        return -min(ratio * advantage, ratio.clamp(0.7, 1.1) * advantage)
+    if loss == "cispo":
+        return -advantage * min(max(float(ratio.detach()), 0.5), 2.0) * new
+    assert loss == "reinforce", loss
+    return -advantage * new
 
 
 def _column(value: float | EncodedTensor, sample: TrainingSample, seq_len: int) -> Tensor:

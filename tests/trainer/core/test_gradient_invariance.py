@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.core.conftest import RankRun
-from tests.trainer.core.rank_worker import GradientRecorder, train_scenario
+from tests.trainer.core.conftest import RankRun, References
+from tests.trainer.core.rank_worker import GradientRecorder, part_name, train_scenario
 from tests.trainer.core.scenarios import SCENARIOS
 from trainer.model import Policy
 
-References = dict[str, tuple[float, dict[str, Tensor]]]
+PARTS = [(name, mini_batch) for name, scenario in SCENARIOS.items() for mini_batch in range(scenario.mini_batches)]
+each_part = pytest.mark.parametrize(("name", "mini_batch"), PARTS, ids=[part_name(*part) for part in PARTS])
 
 
 def relative_error(gradients: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -22,21 +23,26 @@ def relative_error(gradients: dict[str, Tensor], expected: dict[str, Tensor]) ->
     return float((difference / size).sqrt())
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_plain_process_has_the_gradient_of_the_reference(name: str, policy: Policy, references: References) -> None:
-    loss, expected = references[SCENARIOS[name].batch]
+@each_part
+def test_plain_process_has_the_gradient_of_the_reference(
+    name: str, mini_batch: int, policy: Policy, references: References
+) -> None:
+    loss, expected = references[SCENARIOS[name], mini_batch]
     recorder = GradientRecorder(policy)
-    report = train_scenario(policy, recorder, SCENARIOS[name], rank=0, world_size=1)
+    report = train_scenario(policy, recorder, SCENARIOS[name], 0, 1, mini_batch)
     assert report.loss == pytest.approx(loss, rel=1e-5)
     assert relative_error(recorder.gradients, expected) < 1e-5
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_ranks_have_the_gradient_of_the_reference(name: str, rank_run: RankRun, references: References) -> None:
-    loss, expected = references[SCENARIOS[name].batch]
-    assert rank_run.results()[name]["loss"] == pytest.approx(loss, rel=1e-5)
-    assert relative_error(rank_run.gradients(name), expected) < 1e-5
+@each_part
+def test_ranks_have_the_gradient_of_the_reference(
+    name: str, mini_batch: int, rank_run: RankRun, references: References
+) -> None:
+    loss, expected = references[SCENARIOS[name], mini_batch]
+    key = part_name(name, mini_batch)
+    assert rank_run.results()[key]["loss"] == pytest.approx(loss, rel=1e-5)
+    assert relative_error(rank_run.gradients(key), expected) < 1e-5
 
 
 @pytest.mark.integration
@@ -44,7 +50,7 @@ def test_ranks_have_the_gradient_of_the_reference(name: str, rank_run: RankRun, 
 def test_ranks_agree_on_everything_but_local_counts(name: str, rank_run: RankRun) -> None:
     def shared(rank: int) -> dict[str, float]:
         metrics = rank_run.results(rank)[name]["metrics"]
-        return {key: value for key, value in metrics.items() if "/local" not in key and key != "micro_batch_tokens/max"}
+        return {key: value for key, value in metrics.items() if "/local" not in key}
 
     assert all(shared(rank) == shared(0) for rank in range(rank_run.world_size))
 
@@ -77,7 +83,7 @@ def test_a_nan_on_one_rank_stops_every_rank_from_stepping_and_leaves_no_trace(ra
 def test_bfloat16_ranks_reduce_in_float32_and_come_near_the_reference(
     rank_run: RankRun, references: References
 ) -> None:
-    _, expected = references["mixed"]
+    _, expected = references[SCENARIOS["packed"], 0]
     gradients = rank_run.gradients("bfloat16")
     assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
     assert 1e-5 < relative_error(gradients, expected) < 0.1

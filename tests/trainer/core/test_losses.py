@@ -1,22 +1,32 @@
-"""`dppo` and the three components: signs of the mask, values, denominators, and components that no token belongs to."""
+"""The built-in `rl` losses, token by token: who is masked, with what value and what gradient; and the custom one."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.core.scenarios import SEQ_LEN, batch_of
-from tests.trainer.core.tiny import make_samples
-from trainer.config import DppoLossConfig
-from trainer.denominators import Denominators, count_members
-from trainer.logprobs import TokenScores
-from trainer.losses.components import micro_batch_loss
-from trainer.losses.dppo import DppoLoss
+from runtime.errors import UserError
+from tests.trainer.core.scenarios import LOSSES
+from trainer.errors import LossInvalid
+from trainer.losses.cispo import CispoLoss
+from trainer.losses.clip import ClipLoss, GspoLoss
+from trainer.losses.config import (
+    CispoLossConfig,
+    CustomLossConfig,
+    DppoLossConfig,
+    GrpoClipHigherLossConfig,
+    GspoLossConfig,
+    IpoLossConfig,
+    LossConfig,
+    PpoClipLossConfig,
+    ReinforceLossConfig,
+)
+from trainer.losses.dppo import DppoLoss, IpoLoss
 from trainer.losses.factory import make_loss
-from trainer.losses.protocol import MAX_LOG_RATIO, RlInputs, RlOutputs
-from trainer.micro_batch import MicroBatch
-from trainer.packing import pack
+from trainer.losses.protocol import MAX_LOG_RATIO, RlInputs, RlLoss, RlOutputs
+from trainer.losses.reinforce import ReinforceLoss
 
 DPPO = DppoLoss(delta_low=0.2, delta_high=0.3, kl_coef=0.0)
 
@@ -27,12 +37,13 @@ def token(probability: float, behaviour: float, advantage: float) -> RlInputs:
         logprobs=torch.tensor([probability]).log().requires_grad_(),
         behaviour_logprobs=torch.tensor([behaviour]).log(),
         advantages=torch.tensor([advantage]),
+        members=torch.tensor([True]),
         segments=torch.tensor([0]),
         num_segments=1,
     )
 
 
-def gradient_of(loss: DppoLoss, inputs: RlInputs) -> float:
+def gradient_of(loss: RlLoss, inputs: RlInputs) -> float:
     (gradient,) = torch.autograd.grad(loss(inputs).losses.sum(), inputs.logprobs)
     return float(gradient)
 
@@ -80,72 +91,174 @@ def test_dppo_on_policy_is_the_plain_policy_gradient() -> None:
 
 
 def test_a_huge_ratio_stays_finite() -> None:
-    inputs = RlInputs(torch.tensor([-0.1]), torch.tensor([-500.0]), torch.tensor([-1.0]), torch.tensor([0]), 1)
+    inputs = replace(token(0.5, 0.5, -1.0), behaviour_logprobs=torch.tensor([-500.0]))
     assert inputs.ratio.item() == pytest.approx(math.exp(MAX_LOG_RATIO))
-    assert math.isfinite(DPPO(inputs).losses.item())
+    for config in LOSSES.values():
+        loss = make_loss(config)
+        assert math.isfinite(loss(inputs).losses.item()), config.type
+        assert math.isfinite(gradient_of(loss, inputs)), config.type
 
 
-def test_factory_passes_the_configured_limits() -> None:
-    loss = make_loss(DppoLossConfig(delta_low=0.1, delta_high=0.4, kl_coef=0.01))
-    assert loss == DppoLoss(delta_low=0.1, delta_high=0.4, kl_coef=0.01)
+@pytest.mark.parametrize(
+    ("probability", "behaviour", "advantage", "high", "low"),
+    [
+        (0.9, 0.5, +1.0, True, False),
+        (0.9, 0.5, -1.0, True, False),  # would be pulled back, and is masked all the same
+        (0.1, 0.5, -1.0, False, True),
+        (0.1, 0.5, +1.0, False, True),
+        (0.6, 0.5, +1.0, False, False),
+    ],
+)
+def test_ipo_masks_by_distance_alone(
+    probability: float, behaviour: float, advantage: float, high: bool, low: bool
+) -> None:
+    inputs = token(probability, behaviour, advantage)
+    outputs = IpoLoss(delta=0.2, kl_coef=0.0)(inputs)
+    assert (outputs.is_masked_high.item(), outputs.is_masked_low.item()) == (high, low)
+    expected = 0.0 if high or low else -advantage * probability / behaviour
+    assert gradient_of(IpoLoss(0.2, 0.0), inputs) == pytest.approx(expected, rel=1e-5)
 
 
-def scores_for(batch: MicroBatch, value: float = -1.0) -> TokenScores:
-    logprobs = torch.full((batch.num_loss_tokens,), value, requires_grad=True)
-    return TokenScores(logprobs, torch.zeros(batch.num_loss_tokens))
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "high", "low"),
+    [
+        (1.5, +2.0, -2.0 * 1.3, True, False),  # the limit wins: its value, no gradient
+        (1.5, -2.0, +2.0 * 1.5, False, False),  # pulled back: unlimited
+        (0.5, -2.0, +2.0 * 0.8, False, True),
+        (0.5, +2.0, -2.0 * 0.5, False, False),
+        (1.2, +2.0, -2.0 * 1.2, False, False),
+    ],
+)
+def test_the_clipped_surrogate_is_the_larger_loss(
+    ratio: float, advantage: float, value: float, high: bool, low: bool
+) -> None:
+    loss, inputs = ClipLoss(epsilon_low=0.2, epsilon_high=0.3), token(0.4 * ratio, 0.4, advantage)
+    outputs = loss(inputs)
+    assert outputs.losses.item() == pytest.approx(value, rel=1e-5)
+    assert value == pytest.approx(max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.3)))
+    assert (outputs.is_masked_high.item(), outputs.is_masked_low.item()) == (high, low)
+    assert gradient_of(loss, inputs) == pytest.approx(0.0 if high or low else value, rel=1e-5)
 
 
-def weighted_batch() -> MicroBatch:
-    samples = batch_of("weighted")
-    return pack(samples, [0] * len(samples), range(len(samples)), SEQ_LEN)
-
-
-def constant_loss(inputs: RlInputs) -> RlOutputs:
-    nothing = torch.zeros_like(inputs.logprobs, dtype=torch.bool)
-    return RlOutputs(inputs.logprobs * 2.0, nothing, nothing)
-
-
-def total_weight(weights: Tensor | None) -> float:
-    assert weights is not None
-    return float(weights.sum())
-
-
-def test_each_component_is_weighted_and_divided_by_its_own_count() -> None:
-    batch = weighted_batch()
-    tokens = batch.loss_tokens
-    assert tokens.ref_kl_weights is not None
-    assert tokens.ref_logprobs is not None
-    report = micro_batch_loss(batch, scores_for(batch), constant_loss, Denominators(rl=10, ce=20, ref_kl=40))
-    distances = 0.5 * (-1.0 - tokens.ref_logprobs) ** 2
-    assert report.parts["rl"].item() == pytest.approx(-2.0 * total_weight(tokens.rl_weights) / 10, rel=1e-5)
-    assert report.parts["ce"].item() == pytest.approx(total_weight(tokens.ce_weights) / 20, rel=1e-5)
-    assert report.parts["ref_kl"].item() == pytest.approx(
-        float((distances * tokens.ref_kl_weights).sum()) / 40, rel=1e-5
+def two_samples() -> RlInputs:
+    """Samples of 3 and 2 tokens; the second token of the first is no member and has a wild ratio."""
+    log_ratio = torch.tensor([0.3, 9.0, -0.1, -0.4, 0.0])
+    logprobs = torch.tensor([-1.0, -0.5, -2.0, -1.5, -0.7])
+    return RlInputs(
+        logprobs=logprobs.requires_grad_(),
+        behaviour_logprobs=logprobs.detach() - log_ratio,
+        advantages=torch.tensor([1.0, 1.0, 1.0, -2.0, -2.0]),
+        members=torch.tensor([True, False, True, True, True]),
+        segments=torch.tensor([0, 0, 0, 1, 1]),
+        num_segments=2,
     )
-    assert report.total.item() == pytest.approx(sum(part.item() for part in report.parts.values()), rel=1e-5)
 
 
-def test_members_are_tokens_with_a_weight_not_the_sum_of_weights() -> None:
-    batch = weighted_batch()
-    tokens = batch.loss_tokens
-    streams = (tokens.rl_weights, tokens.ce_weights, tokens.ref_kl_weights)
-    expected = [int((weights != 0).sum()) for weights in streams if weights is not None]
-    assert count_members([batch]).tolist() == expected
-    assert count_members([batch, batch, pack([], [], [], SEQ_LEN)]).tolist() == [2 * count for count in expected]
+def test_gspo_has_one_ratio_per_sample_over_its_member_tokens() -> None:
+    loss, inputs = GspoLoss(epsilon_low=0.5, epsilon_high=0.5), two_samples()
+    first, second = math.exp((0.3 - 0.1) / 2), math.exp((-0.4 + 0.0) / 2)
+    losses = loss(inputs).losses
+    assert losses[[0, 2, 3, 4]].tolist() == pytest.approx([-first, -first, 2 * second, 2 * second], rel=1e-5)
+    (gradient,) = torch.autograd.grad(losses[inputs.members].sum(), inputs.logprobs)
+    assert gradient.tolist() == pytest.approx([-first, 0.0, -first, 2 * second, 2 * second], rel=1e-5)
 
 
-def test_a_component_without_tokens_is_not_computed() -> None:
-    batch = pack(make_samples([8]), [0], [0], SEQ_LEN)
-    report = micro_batch_loss(batch, scores_for(batch), constant_loss, Denominators(rl=4, ce=0, ref_kl=0))
-    assert report.parts.keys() == {"rl"}
+def test_gspo_masks_whole_samples() -> None:
+    outputs = GspoLoss(epsilon_low=0.1, epsilon_high=0.05)(two_samples())
+    assert outputs.is_masked_high.tolist() == [True, True, True, False, False]
+    assert outputs.is_masked_low.tolist() == [False, False, False, True, True]
 
 
-def test_an_rl_loss_is_not_called_for_a_dummy_whose_loss_is_zero_but_has_a_gradient() -> None:
-    def never(inputs: RlInputs) -> RlOutputs:
-        raise AssertionError(f"called with {inputs}")
+def test_gspo_of_a_sample_without_members_is_finite() -> None:
+    inputs = replace(two_samples(), members=torch.tensor([False, False, False, True, True]))
+    assert torch.isfinite(GspoLoss(0.1, 0.1)(inputs).losses).all()
 
-    dummy = pack([], [], [], SEQ_LEN)
-    report = micro_batch_loss(dummy, scores_for(dummy), never, Denominators(rl=4, ce=0, ref_kl=0))
-    assert report.total.item() == 0
-    assert report.total.requires_grad
-    assert report.rl is None
+
+@pytest.mark.parametrize(
+    ("ratio", "weight", "high", "low"),
+    [(3.0, 2.0, True, False), (0.2, 0.5, False, True), (1.7, 1.7, False, False)],
+)
+def test_cispo_holds_the_weight_and_keeps_the_gradient(ratio: float, weight: float, high: bool, low: bool) -> None:
+    loss, inputs = CispoLoss(epsilon_low=0.5, epsilon_high=1.0), token(0.2 * ratio, 0.2, advantage=1.5)
+    outputs = loss(inputs)
+    assert (outputs.is_masked_high.item(), outputs.is_masked_low.item()) == (high, low)
+    assert gradient_of(loss, inputs) == pytest.approx(-1.5 * weight, rel=1e-5)
+
+
+def test_reinforce_ignores_the_behaviour_policy() -> None:
+    loss = ReinforceLoss()
+    assert gradient_of(loss, token(0.9, 0.001, 1.5)) == gradient_of(loss, token(0.9, 0.9, 1.5)) == -1.5
+    assert not loss(token(0.9, 0.001, 1.5)).is_masked.item()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_the_plain_policy_gradient_on_policy(name: str) -> None:
+    assert gradient_of(make_loss(LOSSES[name]), token(0.3, 0.3, 1.7)) == pytest.approx(-1.7, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "loss"),
+    [
+        (DppoLossConfig(delta_low=0.1, delta_high=0.4, kl_coef=0.01), DppoLoss(0.1, 0.4, 0.01)),
+        (IpoLossConfig(delta=0.3, kl_coef=0.02), IpoLoss(0.3, 0.02)),
+        (PpoClipLossConfig(epsilon=0.15), ClipLoss(0.15, 0.15)),
+        (GrpoClipHigherLossConfig(epsilon_low=0.1, epsilon_high=0.5), ClipLoss(0.1, 0.5)),
+        (GspoLossConfig(epsilon_low=0.01, epsilon_high=0.02), GspoLoss(0.01, 0.02)),
+        (CispoLossConfig(epsilon_low=0.3, epsilon_high=2.0), CispoLoss(0.3, 2.0)),
+        (ReinforceLossConfig(), ReinforceLoss()),
+    ],
+)
+def test_factory_passes_the_configured_limits(config: LossConfig, loss: RlLoss) -> None:
+    assert make_loss(config) == loss
+
+
+def scaled(inputs: RlInputs, *, scale: float = 1.0) -> RlOutputs:
+    nothing = torch.zeros_like(inputs.members)
+    return RlOutputs(-inputs.advantages * inputs.logprobs * scale, nothing, nothing)
+
+
+def summed(inputs: RlInputs) -> RlOutputs:
+    return replace(scaled(inputs), losses=scaled(inputs).losses.sum())
+
+
+def with_float_mask(inputs: RlInputs) -> RlOutputs:
+    return replace(scaled(inputs), is_masked_low=torch.zeros_like(inputs.logprobs))
+
+
+def not_outputs(inputs: RlInputs) -> Tensor:
+    return inputs.logprobs
+
+
+def custom(name: str, **kwargs: float) -> RlLoss:
+    return make_loss(CustomLossConfig(import_path=f"{__name__}:{name}", kwargs=dict(kwargs)))
+
+
+def test_a_custom_loss_is_found_by_path_and_gets_its_arguments() -> None:
+    assert gradient_of(custom("scaled", scale=3.0), token(0.3, 0.3, 1.5)) == pytest.approx(-4.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("summed", r"losses of .*:summed must be float32\[1\], one entry per trained token, got float32\[\]"),
+        ("with_float_mask", r"is_masked_low of .* must be bool\[1\].* got float32\[1\]"),
+        ("not_outputs", "must return RlOutputs, got Tensor"),
+    ],
+)
+def test_a_custom_loss_that_breaks_the_protocol_is_named(name: str, message: str) -> None:
+    with pytest.raises(LossInvalid, match=message):
+        custom(name)(token(0.3, 0.3, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:loss", "No module named 'no_such_module'.*PYTHONPATH"),
+        (f"{__name__}:no_such_loss", "no_such_loss"),
+        (f"{__name__}:LOSSES", "is a dict, not a function"),
+    ],
+)
+def test_a_custom_loss_that_is_not_there_is_the_users_mistake(path: str, message: str) -> None:
+    with pytest.raises(LossInvalid, match=message) as caught:
+        make_loss(CustomLossConfig(import_path=path))
+    assert isinstance(caught.value, UserError)

@@ -12,7 +12,8 @@ from tests.trainer.core.tiny import bare_manifest
 from trainer.bins import best_fit_decreasing, compute_cost, spread_by_cost
 from trainer.errors import PlanError
 from trainer.layout import Layout
-from trainer.plan import MiniBatchPlan, StepPlan, plan_step
+from trainer.plan import MiniBatchPlan, StepPlan, order_of_visits, plan_step
+from trainer.weighting import Weighting
 from transport.manifest import IMAGE
 from transport.tensor import EncodedTensor
 
@@ -86,6 +87,9 @@ def test_digest_changes_with_anything_that_changes_training() -> None:
         plan_step(manifest, replace(layout, world_size=4)),
         plan_step(manifest, replace(layout, micro_batch_tokens=16)),
         plan_step(manifest, replace(layout, seq_len=45)),
+        plan_step(manifest, replace(layout, num_mini_batches=2)),
+        plan_step(manifest, replace(layout, num_epochs=2)),
+        plan_step(manifest, replace(layout, weighting=Weighting.SAMPLE)),
         plan_step(bare_manifest([40, 30, 20, 10, 50]), layout),
         plan_step(bare_manifest([10, 20, 30, 40, 50, 60]), layout),
     ]
@@ -96,7 +100,7 @@ def test_digest_changes_with_anything_that_changes_training() -> None:
 def test_counts_are_global_and_cut_to_seq_len() -> None:
     plan = plan_step(bare_manifest([10, 100, 30], trajectories=[0, 1, 1]), Layout(1, 2, 64, seq_len=40))
     counts = plan.mini_batches[0].counts
-    assert (counts.num_samples, counts.num_trajectories, counts.num_tokens) == (3, 2, 80)
+    assert (counts.num_samples, counts.num_trajectories, counts.num_groups, counts.num_tokens) == (3, 2, 1, 80)
     assert counts.num_loss_tokens == 5 + 50 + 15
     assert plan.lengths.tolist() == [10, 40, 30]
 
@@ -123,11 +127,52 @@ def test_lock_step_cost_is_near_the_ideal() -> None:
     assert costs.max(axis=0).sum() <= 1.2 * ideal
 
 
-def test_4096_samples_are_planned_quickly() -> None:
+def test_4096_samples_are_planned_in_20_ms() -> None:
     manifest = bare_manifest(lognormal_lengths(4096))
-    start = time.perf_counter()
-    plan_step(manifest, Layout(0, 8, 8192, 8192))
-    assert time.perf_counter() - start < 1.0  # about 20 ms on a quiet core
+    seconds = []
+    for _ in range(20):  # the quickest: other processes may have the core now and then
+        start = time.perf_counter()
+        plan_step(manifest, Layout(0, 8, 8192, 8192))
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.020
+
+
+def test_every_epoch_visits_every_mini_batch_once_in_another_order() -> None:
+    layout = Layout(0, 1, 64, 64, num_mini_batches=6, num_epochs=4, seed=3)
+    epochs = np.array(order_of_visits(layout, step=9)).reshape(4, 6)
+    assert (np.sort(epochs, axis=1) == np.arange(6)).all()
+    assert epochs[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 4
+
+
+def test_the_order_of_visits_depends_on_seed_and_step_alone() -> None:
+    layout = Layout(0, 2, 64, 64, num_mini_batches=8, num_epochs=2)
+    same = [order_of_visits(layout, 5), order_of_visits(replace(layout, rank=1), 5)]
+    other = [order_of_visits(layout, 6), order_of_visits(replace(layout, seed=1), 5)]
+    assert same[0] == same[1]
+    assert len({*same, *other}) == 3
+
+
+def test_a_plan_has_one_visit_per_mini_batch_and_epoch() -> None:
+    plan = plan_step(bare_manifest([10] * 8), Layout(0, 1, 64, 64, num_mini_batches=2, num_epochs=3))
+    assert len(plan.visits) == 6
+    assert set(plan.visits) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("weighting", "units"),
+    [
+        (Weighting.TOKEN, [0, 0, 0, 0]),
+        (Weighting.SAMPLE, [0, 1, 2, 3]),
+        (Weighting.TRAJECTORY, [1, 0, 1, 2]),
+        (Weighting.GROUP, [0, 0, 0, 0]),
+    ],
+)
+def test_rows_belong_to_the_unit_that_counts_alike(weighting: Weighting, units: list[int]) -> None:
+    manifest = bare_manifest([10, 10, 10, 10], trajectories=[5, 2, 5, 7])
+    plan = plan_step(manifest, Layout(0, 1, 64, 64, weighting=weighting))
+    assert plan.units.tolist() == units
+    assert plan.num_units == max(units) + 1
 
 
 def test_spreading_gives_up_when_the_cap_is_too_tight() -> None:
@@ -168,7 +213,9 @@ def test_image_samples_are_refused() -> None:
         plan_step(type(manifest)(**_fields(manifest) | {"columns": columns}), Layout(0, 1, 64, 64))
 
 
-@pytest.mark.parametrize("wrong", [{"rank": 2}, {"micro_batch_tokens": 1}, {"seq_len": 1}, {"num_mini_batches": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"rank": 2}, {"micro_batch_tokens": 1}, {"seq_len": 1}, {"num_mini_batches": 0}, {"num_epochs": 0}]
+)
 def test_an_impossible_layout_cannot_be_built(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"rank|caps"):
         Layout(**{"rank": 0, "world_size": 2, "micro_batch_tokens": 8, "seq_len": 8, **wrong})

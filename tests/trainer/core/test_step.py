@@ -11,8 +11,8 @@ from tests.trainer.core.rank_worker import NO_CLIP, GradientRecorder, micro_batc
 from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario, batch_of
 from tests.trainer.core.tiny import ENV_NAMES, make_sample
-from trainer.config import DppoLossConfig
 from trainer.errors import PlanError
+from trainer.losses.config import DppoLossConfig
 from trainer.losses.factory import make_loss
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy

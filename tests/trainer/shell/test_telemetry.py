@@ -1,12 +1,16 @@
 import time
+from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 from runtime.health import Health
 from tests.trainer.shell.recorded import make_batch
 from trainer.accounting import Accounting
 from trainer.batch_source import Batch
+from trainer.env_stats import EnvStats
 from trainer.progress import Progress
 from trainer.step import StepReport
 from trainer.telemetry import Telemetry, merge_metrics, staleness, step_line, step_times
@@ -19,11 +23,23 @@ def report(**metrics: float) -> StepReport:
 def test_metrics_of_several_optimizer_steps_add_up_average_and_keep_extremes():
     merged = merge_metrics(
         [
-            report(**{"tokens/global": 3.0, "loss": 1.0, "ratio/all/max": 2.0, "ratio/all/min": 0.5}),
-            report(**{"tokens/global": 4.0, "loss": 3.0, "ratio/all/max": 1.5, "ratio/all/min": 0.9, "ce": 1.0}),
+            report(**{"tokens/global": 3.0, "loss": 1.0, "micro_batch_tokens/max": 2.0}),
+            report(**{"tokens/global": 4.0, "loss": 3.0, "micro_batch_tokens/max": 1.5, "ce": 1.0}),
         ]
     )
-    assert merged == {"tokens/global": 7.0, "loss": 2.0, "ratio/all/max": 2.0, "ratio/all/min": 0.5, "ce": 1.0}
+    assert merged == {"tokens/global": 7.0, "loss": 2.0, "micro_batch_tokens/max": 2.0, "ce": 1.0}
+
+
+def test_metrics_by_env_of_several_optimizer_steps_count_every_token_alike():
+    def step_with(values: list[float]) -> StepReport:
+        stats = EnvStats(("ratio",), ("copy",), torch.device("cpu"))
+        stats.add("ratio", torch.tensor(values), torch.zeros(len(values), dtype=torch.int64))
+        return replace(report(**stats.totals().metrics()), env_totals=stats.totals())
+
+    merged = merge_metrics([step_with([1.0]), step_with([3.0, 4.0, 8.0])])
+    assert merged["ratio/copy/mean"] == merged["ratio/all/mean"] == 4.0
+    assert (merged["ratio/copy/min"], merged["ratio/copy/max"]) == (1.0, 8.0)
+    assert merged["ratio/copy/std"] == pytest.approx(np.std([1, 3, 4, 8]))
 
 
 def test_metrics_of_one_optimizer_step_are_not_changed():
