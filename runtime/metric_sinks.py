@@ -36,8 +36,10 @@ class JsonlSink:
         """Append one line."""
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = json.dumps({"step": step, "time": at, **finite})
+        text = "\n" + line + "\n" if self._needs_newline else line + "\n"
+        self._needs_newline = True  # unless all of it is written: a full disk may take a part
         with self._path.open("a", encoding="utf-8") as file:
-            file.write("\n" + line + "\n" if self._needs_newline else line + "\n")
+            file.write(text)
         self._needs_newline = False
 
     def close(self) -> None:

@@ -1,24 +1,27 @@
 """The one place that turns errors into exit codes."""
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from loguru import logger
 
-from runtime.errors import find_service_error
+from runtime.errors import ServiceError, StorageError, find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.logging import PRINTED, start_logging
 
 Main = Callable[[Sequence[str]], int | None]
 """A service: takes its arguments, returns its exit code (`None` is 0) or raises."""
+_DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 def run_main(prog: str, function: Main, argv: Sequence[str] | None = None) -> NoReturn:
     """Run `function` and end the process, with one of `runtime.exit_codes`.
 
     A `ServiceError`, also inside the group that a `TaskGroup` raises, is one line on stderr and in the log, without
-    a traceback. Anything else is a bug: its traceback is logged, exit code 1.
+    a traceback; so is a disk that refuses (full, read-only, broken) where nobody had a plan for it, at start-up say.
+    Anything else is a bug: its traceback is logged, exit code 1.
     """
     start_logging()
     try:
@@ -31,7 +34,7 @@ def run_main(prog: str, function: Main, argv: Sequence[str] | None = None) -> No
 
 
 def _report(prog: str, error: Exception) -> int:
-    known = find_service_error(error)
+    known = find_service_error(error) or _storage_error(error)
     if known is None:
         logger.opt(exception=error).critical(f"{prog} failed: {error!r}")
         return ExitCode.FAILED
@@ -39,3 +42,10 @@ def _report(prog: str, error: Exception) -> int:
     sys.stderr.write(f"{prog}: {message}\n")
     logger.bind(**PRINTED).error(message)
     return known.exit_code
+
+
+def _storage_error(error: BaseException) -> ServiceError | None:
+    if isinstance(error, BaseExceptionGroup):
+        return next((known for inner in error.exceptions if (known := _storage_error(inner))), None)
+    refused = isinstance(error, OSError) and error.errno in _DISK_REFUSES
+    return StorageError(f"the disk refuses to be written: {error}") if refused else None

@@ -6,11 +6,12 @@
                      manifest.json                     sizes and hashes of all the above; written last
     newest.json      {"step": 10}: a checkpoint was once complete, so its absence is a loss and not a fresh start
 
-Everything is synced before the manifest appears by rename. A failed save leaves the older checkpoints alone and is
-tried again at the next step.
+Everything is synced before the manifest appears by rename. A failed save leaves the older checkpoints alone and no file
+of its own behind, and is tried again at the next step.
 """
 
 import shutil
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ from trainer.distributed import Ranks
 from trainer.hf_folder import copy_model_files
 from trainer.progress import Progress
 
+RETRY_PAUSE_S = 1.0
+"""Pause before a step is saved again that could not be saved, doubled each time: the run is at its end."""
 PROGRESS_NAME = "progress.json"
 HF_NAME = "hf"
 
@@ -59,6 +62,7 @@ class Checkpoints:
         self._config = config
         self._ranks = ranks
         self._num_failures = 0
+        self._failed_step: int | None = None
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`: at the interval, and after a save that failed."""
@@ -66,10 +70,13 @@ class Checkpoints:
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> bool:
         """Whether the checkpoint is durable. `StorageError` after `max_failures` failed saves in a row."""
+        if progress.step == self._failed_step:
+            time.sleep(RETRY_PAUSE_S * 2 ** (self._num_failures - 1))
         try:
             self._save(model, optimizer, progress)
         except StorageError as error:
-            self._num_failures += 1
+            self._give_back(self.folder(progress.step))
+            self._num_failures, self._failed_step = self._num_failures + 1, progress.step
             logger.warning(
                 f"checkpoint {progress.step} failed ({self._num_failures} of {self._config.max_failures}): {error}"
             )
@@ -78,7 +85,7 @@ class Checkpoints:
                     f"{self._num_failures} checkpoints in a row could not be written to {self._root}: {error}"
                 ) from error
             return False
-        self._num_failures = 0
+        self._num_failures, self._failed_step = 0, None
         return True
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
@@ -114,6 +121,11 @@ class Checkpoints:
             atomic_write(folder / PROGRESS_NAME, msgspec.json.encode(progress))
             copy_model_files(self._origin.model_path, folder / HF_NAME)
         return b""
+
+    def _give_back(self, folder: Path) -> None:
+        """What a failed save has written takes the room that the next one needs."""
+        if self._ranks.is_first and folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _describe_share(self, folder: Path) -> bytes:
         files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -36,9 +36,10 @@ from transport.weights import (
     weights_digest,
 )
 
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 5
 """Failed publishes of one version after which the trainer stops with exit code 74."""
-RETRY_PAUSE_S = 1.0
+RETRY_PAUSE_S = 0.5
+"""Pause after the first failed publish; doubles with each."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,22 @@ class Publisher:
 
     def publish(self, model: nn.Module, version: int) -> PublishedWeights:
         """Publish `model` as `version`, replacing an older publish of it. `StorageError` if the disk refuses."""
-        for attempt in range(1, MAX_ATTEMPTS):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 return self._publish(named_weights(model), version)
             except StorageError as error:
+                self._clear_staging()
+                if attempt == MAX_ATTEMPTS:
+                    raise
                 logger.warning(f"publish of version {version} failed ({attempt} of {MAX_ATTEMPTS}): {error}")
-                time.sleep(RETRY_PAUSE_S)
-        return self._publish(named_weights(model), version)
+            time.sleep(RETRY_PAUSE_S * 2 ** (attempt - 1))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _clear_staging(self) -> None:
+        """What a failed or killed publish left takes room."""
+        if self._ranks.is_first:
+            for leftover in self._root.glob(".v*"):
+                shutil.rmtree(leftover, ignore_errors=True)
 
     def _publish(self, weights: dict[str, Tensor], version: int) -> PublishedWeights:
         specs = {name: spec_of(name, tensor) for name, tensor in weights.items()}
@@ -86,9 +96,8 @@ class Publisher:
         return PublishedWeights(version, version_dir(self._root, version) / MANIFEST_NAME, manifest.digest)
 
     def _make_room(self, staging: Path, shards: Iterable[ShardLayout]) -> bytes:
+        self._clear_staging()
         if self._ranks.is_first:
-            for leftover in self._root.glob(".v*"):
-                shutil.rmtree(leftover)
             staging.mkdir(parents=True)
             for shard in shards:
                 with (staging / shard.file).open("wb") as file:

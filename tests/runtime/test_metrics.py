@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,3 +135,17 @@ def test_missing_tensorboard_costs_one_warning(
         TensorBoardSink(run_dir.metrics)
     MetricLog("trainer", run_dir, MetricsConfig()).log(1, {"loss": 1.0})
     assert warnings_seen == ["TensorBoard is not installed (extra `torch`); set --no-metrics.tensorboard"]
+
+
+def test_a_line_that_a_full_disk_cut_spoils_no_later_one(run_dir: RunDir) -> None:
+    log = MetricLog("trainer", run_dir, MetricsConfig(tensorboard=False))
+    log.log(1, {"loss": 1.0})
+    path = run_dir.metrics / "trainer.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
+    try:
+        log.log(2, {"loss": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    log.log(3, {"loss": 3.0})
+    assert [row["step"] for row in read_metrics(path)] == [1, 3]

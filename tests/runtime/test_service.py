@@ -26,6 +26,7 @@ def main(argv):
         case "user": raise UserError("model.path = x\\n  does not exist")
         case "storage": raise StorageError("disk full")
         case "group": asyncio.run(group())
+        case "full": raise OSError(28, "No space left on device", "runs/x/config.json")
         case "bug": raise KeyError("oops")
         case "interrupt": raise KeyboardInterrupt
         case "code": return 77
@@ -77,6 +78,11 @@ def run_main(what: str) -> subprocess.CompletedProcess[str]:
     [
         ("user", 2, "trainer: model.path = x does not exist\n"),
         ("storage", 74, "trainer: disk full\n"),
+        (
+            "full",
+            74,
+            "trainer: the disk refuses to be written: [Errno 28] No space left on device: 'runs/x/config.json'\n",
+        ),
         ("group", 76, "trainer: the orchestrator is gone\n"),
         ("interrupt", 130, ""),
         ("code", 77, ""),

@@ -1,5 +1,6 @@
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from runtime.errors import StorageError, UserError
 from tests.trainer.shell.tiny import file_size_limit, make_checkpoints, make_tiny, train_and_save
+from trainer.checkpoint import RETRY_PAUSE_S
 from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
 from trainer.progress import Progress
 
@@ -155,11 +157,24 @@ def test_a_full_disk_fails_the_save_and_not_the_run(root, model_path):
     train_and_save(tiny, checkpoints, range(1, 2))
     with file_size_limit(2_000):
         assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
+    assert not (root / "step-00000002").exists(), "what it wrote takes the room that the next one needs"
     assert make_checkpoints(root, model_path).resume(tiny.model, tiny.optimizer) == Progress(step=1)
     assert checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
 
 
-def test_too_many_failed_saves_in_a_row_end_the_run(root, model_path):
+def test_the_same_step_is_saved_again_after_a_pause_only(root, model_path, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    tiny = make_tiny()
+    checkpoints = make_checkpoints(root, model_path, max_failures=9)
+    with file_size_limit(2_000):
+        for step in (1, 2, 3, 3, 3):
+            assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=step))
+    assert pauses == [4 * RETRY_PAUSE_S, 8 * RETRY_PAUSE_S]
+
+
+def test_too_many_failed_saves_in_a_row_end_the_run(root, model_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     tiny = make_tiny()
     checkpoints = make_checkpoints(root, model_path, max_failures=2)
     (root / "step-00000001").write_text("in the way")
