@@ -3,6 +3,7 @@
 A socket monitor tells at once when the server goes or refuses our keys; silence is noticed by the deadlines.
 """
 
+import math
 import time
 
 import zmq
@@ -47,7 +48,9 @@ class Connection:
     def send(self, data: bytes, deadline: float) -> None:
         """Hand `data` to a connected server."""
         while not self.try_send(data):
-            self._wait(zmq.POLLOUT, deadline, "did not accept the connection")
+            if time.monotonic() >= deadline:
+                raise LinkDown(f"{self.endpoint} did not accept the connection in time")
+            self._wait(zmq.POLLOUT, deadline)
 
     def try_send(self, data: bytes) -> bool:
         """Send if that is possible at once."""
@@ -57,10 +60,10 @@ class Connection:
             return False
         return True
 
-    def receive(self, deadline: float) -> Received:
-        """The next message of the server. `SchemaMismatch` if it is of another version."""
-        while (received := self.try_receive()) is None:
-            self._wait(zmq.POLLIN, deadline, "did not answer")
+    def receive(self, deadline: float) -> Received | None:
+        """The next message of the server, `None` if none came by then. `SchemaMismatch` if it is of another version."""
+        while (received := self.try_receive()) is None and time.monotonic() < deadline:
+            self._wait(zmq.POLLIN, deadline)
         return received
 
     def try_receive(self) -> Received | None:
@@ -83,17 +86,14 @@ class Connection:
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
-    def _wait(self, direction: int, deadline: float, complaint: str) -> None:
-        remaining_ms = round((deadline - time.monotonic()) * 1000)
+    def _wait(self, direction: int, deadline: float) -> None:
+        """Sleep until the socket is ready in `direction`, or the deadline."""
+        remaining_ms = math.ceil((deadline - time.monotonic()) * 1000)
         self._poller.register(self._socket, direction)
         ready = dict(self._poller.poll(max(0, remaining_ms)))
-        if self._socket in ready:
-            return
-        if self._monitor in ready:
+        if self._monitor in ready and self._socket not in ready:
             event = recv_monitor_message(self._monitor)
             self._explain(event["event"], event["value"])
-        elif remaining_ms <= 0:
-            raise LinkDown(f"{self.endpoint} {complaint} in time")
 
     def _explain(self, kind: int, value: int) -> None:
         """Turn a monitor event into the error it means."""

@@ -83,7 +83,8 @@ class Desk:
     async def _dispatch(self, peer: Peer, message: ClientMessage, tasks: asyncio.TaskGroup) -> None:
         match message:
             case Ping(seq=seq, waiting_for=waiting_for):
-                peer.waiting_for = printable(waiting_for)
+                if waiting_for:  # else it has nothing to add to what it asked for
+                    peer.waiting_for = printable(waiting_for)
                 await self._reply(peer, Pong(seq=seq, waiting_for=self.waiting_for))
             case Bye(seq=seq, reason=reason):
                 logger.info("{} leaves: {}", peer.name, printable(reason))

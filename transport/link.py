@@ -4,7 +4,9 @@ One request is in flight at a time. A server that says nothing for `peer_timeout
 new connection after a jittered back-off, a new `Hello`, and the same request again: requests are idempotent.
 While nobody asks, a thread sends heartbeats over the same socket, under the same lock, so that a rank in a long
 training step does not look dead; and it listens for the answers, so that a server that froze, or whose connection is
-half open, is noticed and greeted anew without a request.
+half open, is noticed and greeted anew without a request. Heartbeats go out while a request waits, too: any answer is a
+sign of life. A large reply keeps everything behind it waiting on a slow link, so each silence that ends a request makes
+the link more patient with the next try; otherwise the same reply would be cut off for ever.
 """
 
 import contextlib
@@ -30,6 +32,8 @@ _T = TypeVar("_T")
 
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
 _FAREWELL_S = 1.0
+_MAX_PATIENCE_S = 60.0
+"""Longest silence that is borne, and the longest that a server which shows signs of life may take over one request."""
 _MAX_REASONS = 3
 
 
@@ -56,19 +60,20 @@ class Link:
         self._introduce = introduce
         self._keys = keys
         self._limits = limits
-        self._peer_timeout_s = peer_timeout_s
+        self._peer_timeout_s = self._patience_s = peer_timeout_s
+        self._heartbeat_s = heartbeat_s
         self._on_wait = on_wait
         self._on_link = on_link
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection: Connection | None = None
         self._welcome: Welcome | None = None
         self._is_wanted = False
-        self._problem = ""
+        self._problem: str | None = None
         self._heard_at = self._pinged_at = 0.0
         self._seq = itertools.count(1)
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._heartbeat = threading.Thread(target=self._beat, args=(heartbeat_s,), name="heartbeat", daemon=True)
+        self._heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heartbeat.start()
 
     def connect(self, timeout_s: float) -> Welcome:
@@ -92,7 +97,7 @@ class Link:
             with contextlib.suppress(TransportError):  # a server that is gone needs no goodbye
                 if self._connection is not None and self._welcome is not None:
                     bye = Bye(seq=next(self._seq), reason=reason)
-                    self._exchange(self._connection, bye, time.monotonic() + _FAREWELL_S)
+                    self._exchange(self._connection, bye, time.monotonic() + _FAREWELL_S, _FAREWELL_S)
             self._drop()
         self._context.term()
 
@@ -123,9 +128,12 @@ class Link:
 
     def _answer(self, message: ClientMessage, deadline: float) -> Received:
         connection, _ = self._connected(deadline)
-        reply, frames = self._exchange(connection, message, deadline)
-        if isinstance(reply, Stranger):
-            raise LinkDown(f"{self._endpoint} restarted and does not know this rank")
+        try:
+            reply, frames = self._exchange(connection, message, deadline, self._patience_s)
+        except _Silence:
+            self._patience_s = min(2 * self._patience_s, max(_MAX_PATIENCE_S, self._peer_timeout_s))
+            raise
+        self._patience_s = self._peer_timeout_s
         return reply, frames
 
     def _connected(self, deadline: float) -> tuple[Connection, Welcome]:
@@ -142,7 +150,7 @@ class Link:
         return self._connection
 
     def _greet(self, connection: Connection, deadline: float) -> Welcome:
-        reply, _ = self._exchange(connection, self._introduce(next(self._seq)), deadline)
+        reply, _ = self._exchange(connection, self._introduce(next(self._seq)), deadline, self._peer_timeout_s)
         if isinstance(reply, Welcome | Refusal) and reply.schema_version != SCHEMA_VERSION:
             raise SchemaMismatch(SCHEMA_VERSION, reply.schema_version)
         if isinstance(reply, Refusal):
@@ -151,14 +159,23 @@ class Link:
             raise LinkDown(f"{self._endpoint} answered Hello with {type(reply).__name__}")
         return reply
 
-    def _exchange(self, connection: Connection, message: ClientMessage, deadline: float) -> Received:
-        deadline = min(deadline, time.monotonic() + self._peer_timeout_s)
-        connection.send(encode(message), deadline)
-        while True:
-            reply, frames = connection.receive(deadline)
+    def _exchange(self, connection: Connection, message: ClientMessage, deadline: float, patience_s: float) -> Received:
+        """The answer to `message`. `LinkDown` after `patience_s` of silence, or when the answer takes too long."""
+        sent_at = time.monotonic()
+        deadline = min(deadline, sent_at + max(patience_s, _MAX_PATIENCE_S))
+        connection.send(encode(message), min(deadline, sent_at + patience_s))
+        self._heard_at = time.monotonic()
+        while (now := time.monotonic()) < min(deadline, self._heard_at + patience_s):
+            received = connection.receive(min(deadline, self._heard_at + patience_s, now + self._heartbeat_s))
+            if received is None:
+                self._send_ping(connection)
+                continue
             self._heard_at = time.monotonic()
-            if reply.seq == message.seq:
-                return reply, frames
+            if isinstance(received[0], Stranger) and not isinstance(message, Hello):
+                raise LinkDown(f"{self._endpoint} restarted and does not know this rank")
+            if received[0].seq == message.seq:
+                return received
+        raise _Silence(f"{self._endpoint} did not answer {type(message).__name__} in {now - sent_at:.1f} s")
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -175,8 +192,8 @@ class Link:
             self._problem = problem
             self._on_link(problem)
 
-    def _beat(self, interval_s: float) -> None:
-        while not self._closing.wait(interval_s):
+    def _beat(self) -> None:
+        while not self._closing.wait(self._heartbeat_s):
             if not self._lock.acquire(blocking=False):
                 continue  # a request is under way, which is heartbeat enough
             try:
@@ -192,7 +209,7 @@ class Link:
         """Never blocks. A server that restarted or fell silent meanwhile gets a new connection and a new greeting."""
         connection = self._opened()
         while (received := connection.try_receive()) is not None:
-            self._heard_at = self._pinged_at  # it answered what was sent then, at some time since
+            self._heard_at = max(self._heard_at, self._pinged_at)  # it answered that beat, at some time since
             if isinstance(received[0], Stranger):
                 self._welcome = None
             elif isinstance(received[0], Welcome):
@@ -202,7 +219,15 @@ class Link:
         now = time.monotonic()
         if now - self._heard_at >= self._peer_timeout_s:
             raise LinkDown(f"{self._endpoint} has not answered a heartbeat for {now - self._heard_at:.1f} s")
+        if self._send_ping(connection):
+            self._pinged_at = now
+
+    def _send_ping(self, connection: Connection) -> bool:
+        """A heartbeat, or a greeting where there was none yet. Never blocks."""
         seq = next(self._seq)
         message = Ping(seq=seq, waiting_for=self.activity) if self._welcome is not None else self._introduce(seq)
-        if connection.try_send(encode(message)):
-            self._pinged_at = now
+        return connection.try_send(encode(message))
+
+
+class _Silence(LinkDown):
+    """The connection stands, but nothing comes: the server is stuck, the link half open, or too slow for the reply."""
