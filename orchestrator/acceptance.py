@@ -26,3 +26,14 @@ def _accept(result: Rollout | Failure, version: int) -> Rollout | Failure:
     if oldest is not None and oldest < version:
         return Failure(FailureReason.STALE, f"sampled by policy version {oldest}, but {version} was live at dispatch")
     return result
+
+
+def lost_tries(results: Sequence[Rollout | Failure]) -> list[Failure]:
+    """How each of these rollouts ended, if they are to be run again because one of them failed; empty if none did.
+
+    Rollouts of a joint group that finished cannot be used without the one that failed: they are cancelled.
+    """
+    if all(isinstance(result, Rollout) for result in results):
+        return []
+    unusable = Failure(FailureReason.CANCELLED, "its jointly scored group is run again")
+    return [result if isinstance(result, Failure) else unusable for result in results]

@@ -46,6 +46,7 @@ def build(run_id: str, cut: Cut) -> EncodedBatch:
             run_id=run_id,
             group_id=scored.group.ticket.key.id,
             trajectory_id=f"{scored.group.ticket.key.id}#{index}",
+            weights=scored.weights,
         )
     ]
     return build_batch(run_id, cut.step, samples)
@@ -53,7 +54,7 @@ def build(run_id: str, cut: Cut) -> EncodedBatch:
 
 def check_staleness(cut: Cut, max_staleness: int) -> None:
     """The promise of `admission.py`, checked at every cut."""
-    worst = max(staleness(cut), default=0)
+    worst = max(staleness(cut.step, cut.groups), default=0)
     if worst > max_staleness:
         raise InvariantError(
             f"batch {cut.step} holds a sample of staleness {worst}, above max_staleness {max_staleness}"

@@ -6,6 +6,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from orchestrator.advantages.config import AdvantageConfig, GrpoAdvantageConfig
+from orchestrator.algorithms.config import AlgorithmConfig, RlAlgorithmConfig, TeacherConfig
+from orchestrator.config_rules import check_env
 from runtime.config import Config, HealthConfig, ServiceConfig
 from transport.exposure import is_local
 
@@ -78,11 +80,31 @@ class EnvConfig(Config):
     gateway; `auto` takes `direct` when the environment allows it."""
     rollout_timeout_s: float = Field(300.0, gt=0)
     """Seconds that one rollout may take, scoring included."""
+    failure_policy: Literal["partial", "retry", "drop_group"] = "partial"
+    """What a failed rollout costs. `partial`: itself, the others of its group are trained; `retry`: it is run again
+    with another seed, at most `max_tries` times in all, then as `partial`; `drop_group`: its whole group.
+    A group that is scored jointly is always lost as a whole, and run again as a whole."""
+    max_tries: int = Field(3, ge=2)
+    """Times that a rollout is run under `failure_policy = "retry"`, the first included."""
+    min_group_size: int | None = Field(None, ge=1)
+    """Fewest survivors that are trained; a smaller rest of a group is dropped. Unset: 2 where the advantage function
+    compares rollouts with each other, else 1."""
+    advantage: AdvantageConfig | None = None
+    """Advantage function of this environment; unset: the run's."""
+    algorithm: AlgorithmConfig | None = None
+    """Algorithm of this environment; unset: the run's."""
+    state_columns: tuple[str, ...] = ()
+    """Fields of the environment's `State` that are saved with every rollout, after `trajectory` and `sampling_args`."""
 
     @property
     def label(self) -> str:
         """The name used everywhere."""
         return self.name or self.id.rsplit("/", 1)[-1]
+
+    @property
+    def num_tries(self) -> int:
+        """Times that a rollout is run before its failure counts."""
+        return self.max_tries if self.failure_policy == "retry" else 1
 
 
 class BatchServerConfig(Config):
@@ -138,6 +160,10 @@ class OrchestratorConfig(ServiceConfig):
     """Rollouts that run at the same time."""
     advantage: AdvantageConfig = GrpoAdvantageConfig()
     """Advantage function, called once per group."""
+    algorithm: AlgorithmConfig = RlAlgorithmConfig()
+    """What rollouts are trained for."""
+    teachers: dict[str, TeacherConfig] = Field(default_factory=dict)
+    """Frozen models by name, for the algorithms `sft` and `opd`."""
     max_zero_signal_groups: int = Field(500, gt=0)
     """Groups in a row without any advantage after which the run stops with advice."""
     max_error_rate: float = Field(0.9, gt=0, le=1)
@@ -158,10 +184,22 @@ class OrchestratorConfig(ServiceConfig):
             raise ValueError('envs: the name "all" is reserved for aggregate metrics; set envs[].name')
         if len(set(labels)) < len(labels):
             raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
-        alone = [env.label for env in self.envs if env.group_size < 2]
-        if alone:
-            raise ValueError(f"envs: advantage {self.advantage.type!r} needs group_size >= 2, {alone} have 1")
+        for env in self.envs:
+            check_env(env, self.advantage_of(env), self.algorithm_of(env), self.teachers)
         largest = max(env.group_size for env in self.envs)
         if self.max_in_flight < largest:
             raise ValueError(f"max_in_flight ({self.max_in_flight}) is below the largest envs[].group_size ({largest})")
         return self
+
+    def advantage_of(self, env: EnvConfig) -> AdvantageConfig:
+        """The advantage function of `env`, which must be one of `envs`."""
+        return env.advantage or self.advantage
+
+    def algorithm_of(self, env: EnvConfig) -> AlgorithmConfig:
+        """The algorithm of `env`, which must be one of `envs`."""
+        return env.algorithm or self.algorithm
+
+    def min_survivors_of(self, env: EnvConfig) -> int:
+        """Fewest rollouts of a group of `env` that are trained."""
+        compares = self.algorithm_of(env).uses_advantages and self.advantage_of(env).needs_siblings
+        return env.min_group_size or (2 if compares else 1)

@@ -3,11 +3,16 @@
 `score` turns a final group into a `ScoredGroup`; the guards see outcomes and raise when the run should stop.
 """
 
+import dataclasses
+import itertools
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.advantages import NamedAdvantage, compute_advantages
+from orchestrator.advantages import compute_advantages, finish_batch
+from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights
 from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
+from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup
 from orchestrator.rollout import Failure, FailureReason, Rollout
 
@@ -23,6 +28,8 @@ class ScoredGroup:
     advantages: tuple[float, ...]
     """One per survivor, in their order; empty if the group was dropped."""
     filtered: str | None
+    weights: TokenWeights = PLAIN_RL
+    """How much its tokens count in each part of the loss."""
 
     @property
     def num_trainable(self) -> int:
@@ -38,12 +45,46 @@ class ScoredGroup:
         return tuple((index, rollout, advantage) for (index, rollout), advantage in pairs)
 
 
-def score(group: FinalGroup, advantage: NamedAdvantage) -> ScoredGroup:
+def score(group: FinalGroup, rule: GroupRule) -> ScoredGroup:
     """Compute advantages once, and apply the filters."""
-    if group.drop_reason is not None:
-        return ScoredGroup(group, (), group.drop_reason)
-    advantages = compute_advantages(advantage, group.ticket.key, [rollout for _, rollout in group.survivors])
-    return ScoredGroup(group, advantages, None if any(advantages) else ZERO_SIGNAL)
+    dropped = group.drop_reason(min_survivors=rule.min_survivors, drops_partial=rule.drops_partial)
+    if dropped is not None:
+        return ScoredGroup(group, (), dropped, rule.weights)
+    rollouts = [rollout for _, rollout in group.survivors]
+    if not rule.weights.rl:
+        return ScoredGroup(group, (0.0,) * len(rollouts), None, rule.weights)
+    advantages = compute_advantages(rule.advantage, group.ticket.key, rollouts)
+    has_signal = any(advantages) or not rule.advantage.can_vanish or _learns_without(rule.weights, rollouts)
+    return ScoredGroup(group, advantages, None if has_signal else ZERO_SIGNAL, rule.weights)
+
+
+def normalise_batch(groups: Sequence[ScoredGroup], rules: Mapping[str, GroupRule]) -> tuple[ScoredGroup, ...]:
+    """The groups of one batch after the second pass of their advantage functions, each environment by itself."""
+    finished = list(groups)
+    for env_name in {group.group.ticket.key.env_name for group in groups}:
+        advantage = rules[env_name].advantage
+        if advantage.over_batch is None:
+            continue
+        places = [
+            place
+            for place, group in enumerate(groups)
+            if group.group.ticket.key.env_name == env_name and group.num_trainable and group.weights.rl
+        ]
+        values = [value for place in places for value in groups[place].advantages]
+        rest = iter(finish_batch(advantage, env_name, values))
+        for place in places:
+            mine = tuple(itertools.islice(rest, groups[place].num_trainable))
+            finished[place] = dataclasses.replace(groups[place], advantages=mine)
+    return tuple(finished)
+
+
+def _learns_without(weights: TokenWeights, rollouts: Sequence[Rollout]) -> bool:
+    """Whether something is trained even where all advantages are 0."""
+    if not weights.needs_advantage:
+        return True
+    return weights.observation > 0 and any(
+        branch.observed is not None and branch.observed.any() for rollout in rollouts for branch in rollout.branches
+    )
 
 
 class SignalGuard:

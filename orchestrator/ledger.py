@@ -14,8 +14,18 @@ import msgspec
 
 from orchestrator.errors import LedgerError
 from orchestrator.groups import Ticket
-from orchestrator.ledger_records import Cancelled, CancelReason, Dispatched, Record, Settled, terminal_states
+from orchestrator.ledger_records import (
+    Cancelled,
+    CancelReason,
+    Dispatched,
+    Record,
+    Retried,
+    Settled,
+    failed_state,
+    terminal_states,
+)
 from orchestrator.lineup import Cut
+from orchestrator.rollout import Failure
 
 LEDGER_NAME = "rollouts.jsonl"
 
@@ -42,6 +52,12 @@ class Ledger:
     def dispatched(self, ticket: Ticket) -> None:
         """A group was started. A disk that refuses is reported at the next cut: the line is kept until then."""
         self._pending.append(Dispatched(ticket.seq, ticket.key.id, ticket.size))
+        with suppress(OSError):
+            self._write()
+
+    def retried(self, ticket: Ticket, index: int, failure: Failure) -> None:
+        """A try failed and the rollout is started again. Written like a dispatch, which it is."""
+        self._pending.append(Retried(ticket.seq, index, failed_state(failure)))
         with suppress(OSError):
             self._write()
 

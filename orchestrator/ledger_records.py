@@ -1,6 +1,7 @@
 """The lines of the ledger, and the arithmetic on them: `dispatched = sum of terminal states`.
 
-A group is dispatched as a whole, and the fates of its rollouts are written together, when its batch is cut.
+A group is dispatched as a whole, and the fates of its rollouts are written together, when its batch is cut. A try that
+failed and is made again is a rollout of its own: it has its terminal state at once, and one more was dispatched.
 `Cancelled` takes back everything from a position on: rollouts that ran when the process ended, and rollouts of a batch
 that was written down here but did not become durable (the ledger is written first). They are generated again, under
 the same position, and counted as dispatched again.
@@ -45,6 +46,14 @@ class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     states: tuple[str, ...]
 
 
+class Retried(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="retried"):
+    """A try of rollout `index` of the group at `seq` ended in `state`, and the rollout was started again."""
+
+    seq: int
+    index: int
+    state: str
+
+
 class Cancelled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cancelled"):
     """All groups at positions >= `cursor` that are not cancelled yet."""
 
@@ -52,7 +61,7 @@ class Cancelled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     reason: CancelReason
 
 
-Record = Dispatched | Settled | Cancelled
+Record = Dispatched | Retried | Settled | Cancelled
 
 
 def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
@@ -60,12 +69,17 @@ def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
     return tuple(_state(result, scored.filtered, step) for result in scored.group.results)
 
 
+def failed_state(failure: Failure) -> str:
+    """The state of a rollout, or of a try, that failed."""
+    if failure.reason in (FailureReason.STALE, FailureReason.CANCELLED):
+        return failure.reason.value
+    return f"failed:{failure.reason.value}"
+
+
 def _state(result: Rollout | Failure, filtered: str | None, step: int) -> str:
-    if isinstance(result, Rollout):
-        return f"filtered:{filtered}" if filtered else f"trained@{step}"
-    if result.reason in (FailureReason.STALE, FailureReason.CANCELLED):
-        return result.reason.value
-    return f"failed:{result.reason.value}"
+    if isinstance(result, Failure):
+        return failed_state(result)
+    return f"filtered:{filtered}" if filtered else f"trained@{step}"
 
 
 @dataclass(slots=True)
@@ -99,6 +113,11 @@ def tally(records: Iterable[Record]) -> Tally:
                     result.problems.append(f"position {seq} was dispatched twice")
                 result.num_dispatched += size
                 open_sizes[seq] = size
+            case Retried(seq=seq, index=index, state=state):
+                if not 0 <= index < open_sizes.get(seq, 0):
+                    result.problems.append(f"rollout {index} at position {seq} was retried but was not running")
+                result.num_dispatched += 1  # the new try; the old one has ended, whatever becomes of the group
+                result.states[state] += 1
             case Settled(seq=seq, states=states):
                 if open_sizes.pop(seq, None) != len(states):
                     result.problems.append(

@@ -7,11 +7,14 @@ ones move forward: that is the backfill, and it can only make a group ship earli
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
 from orchestrator.groups import Ticket
+
+Finish = Callable[[Sequence[ScoredGroup]], tuple[ScoredGroup, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,10 @@ class Cut:
 
 
 class Lineup:
-    """Pure bookkeeping. `cuts` holds batches that are complete and not yet taken."""
+    """Pure bookkeeping. `cuts` holds batches that are complete and not yet taken; `finish` sees the groups of each
+    once, when it is complete, and gives them back in the same order."""
 
-    def __init__(self, batch_size: int, next_step: int, cursor: int) -> None:
+    def __init__(self, batch_size: int, next_step: int, cursor: int, finish: Finish = tuple) -> None:
         self.next_step = next_step
         """The first batch that is not complete yet."""
         self.cuts: deque[Cut] = deque()
@@ -41,6 +45,7 @@ class Lineup:
         self.pending_groups = 0
         """Groups outside any complete batch that can still bring rollouts."""
         self._batch_size = batch_size
+        self._finish = finish
         self._head = cursor
         self._tail = cursor
         self._settled: dict[int, ScoredGroup] = {}
@@ -92,7 +97,7 @@ class Lineup:
         return passed
 
     def _cut(self) -> None:
-        cut = Cut(self.next_step, tuple(self._forming), self._head)
+        cut = Cut(self.next_step, self._finish(self._forming), self._head)
         self.cuts.append(cut)
         self.next_step += 1
         self.pending_rollouts -= self._forming_rollouts

@@ -35,10 +35,10 @@ def oldest_version(rollout: Rollout) -> int | None:
     return min((span.version for branch in rollout.branches for span in branch.versions), default=None)
 
 
-def staleness(cut: Cut) -> list[int]:
-    """`(step - 1) - oldest version` of every trained rollout."""
-    versions = (oldest_version(rollout) for group in cut.groups for _, rollout, _ in group.trainable)
-    return [cut.step - 1 - version for version in versions if version is not None]
+def staleness(step: int, groups: Iterable[ScoredGroup]) -> list[int]:
+    """`(step - 1) - oldest version` of every trained rollout that a policy of ours sampled."""
+    versions = (oldest_version(rollout) for group in groups for _, rollout, _ in group.trainable)
+    return [step - 1 - version for version in versions if version is not None]
 
 
 def step_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
@@ -48,8 +48,7 @@ def step_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
         by_env[group.group.ticket.key.env_name].append(group)
     values: dict[str, float] = {}
     for name, groups in {ALL: list(cut.groups), **by_env}.items():
-        values |= _env_metrics(name, groups)
-    values |= _stats("staleness", ALL, staleness(cut))
+        values |= _env_metrics(name, groups) | _stats("staleness", name, staleness(cut.step, groups))
     return values | _pipeline_metrics(cut, times)
 
 
@@ -61,7 +60,7 @@ def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "length": [float(rollout.num_sampled_tokens) for rollout in generated],
         "truncated": [float(rollout.is_truncated) for rollout in generated],
         "duration_s": [rollout.duration_s for rollout in generated],
-        "advantage": [advantage for group in groups for _, _, advantage in group.trainable],
+        "advantage": [advantage for group in groups if group.weights.rl for _, _, advantage in group.trainable],
     }
     for key in sorted({key for rollout in generated for key in rollout.metrics}):
         columns[f"metric_{key}"] = [rollout.metrics[key] for rollout in generated if key in rollout.metrics]
@@ -85,9 +84,10 @@ def _losses(name: str, groups: Iterable[ScoredGroup]) -> dict[str, float]:
     filtered: Counter[str] = Counter()
     num_rollouts = num_groups = 0
     for group in groups:
-        failures.update(failure.reason.value for _, failure in group.group.failures)
+        lost = (*group.group.failed_tries, *group.group.failures)
+        failures.update(failure.reason.value for _, failure in lost)
         filtered.update([group.filtered] if group.filtered else [])
-        num_rollouts += group.group.ticket.size
+        num_rollouts += group.group.num_dispatched
         num_groups += 1
     values = {f"failures/{name}/{reason}": float(count) for reason, count in failures.items()}
     values |= {f"filtered/{name}/{reason}": float(count) for reason, count in filtered.items()}

@@ -28,14 +28,14 @@ from contextlib import AsyncExitStack
 from loguru import logger
 
 from orchestrator.admission import AdmissionRule
-from orchestrator.advantages import make_advantage
 from orchestrator.batcher import Batcher, CutWriter
 from orchestrator.collector import Collector
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.protocol import Engine, EngineError
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.examples import EnvShare, ExampleOrder
-from orchestrator.filters import FailureGuard, SignalGuard
+from orchestrator.filters import FailureGuard, SignalGuard, normalise_batch
+from orchestrator.group_rule import group_rules
 from orchestrator.ledger import LEDGER_NAME, Ledger
 from orchestrator.ledger_records import CancelReason
 from orchestrator.lineup import Cut, Lineup
@@ -81,7 +81,10 @@ class Orchestrator:
         state = load_state(run_dir.state / STATE_NAME)
         cursor = resume_cursor(state, next_step, run_id=config.run.name, order=order)
         self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, cursor)
-        self._lineup = Lineup(config.batch_size, next_step, cursor)
+        self._rules = group_rules(config)
+        self._lineup = Lineup(
+            config.batch_size, next_step, cursor, finish=lambda groups: normalise_batch(groups, self._rules)
+        )
         rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
         self._writer = CutWriter(config.run.name, order, cursor, run_dir.state / STATE_NAME, self._ledger, rollout_log)
         self._policy = Policy(
@@ -106,7 +109,7 @@ class Orchestrator:
         collector = Collector(
             self._lineup,
             self._ledger,
-            make_advantage(config.advantage),
+            self._rules,
             FailureGuard(config.max_error_rate, config.error_window),
             SignalGuard(config.max_zero_signal_groups),
             on_final=self._wake_batcher,

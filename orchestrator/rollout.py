@@ -3,10 +3,12 @@
 Tokens live in numpy arrays from the engine's reply to the wire; no list ever holds one number per token.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -36,7 +38,12 @@ class Branch:
     logprobs: Floats
     """Log probability of sampled tokens, 0 elsewhere."""
     versions: tuple[VersionSpan, ...]
-    """Spans over the whole branch, sampled tokens only."""
+    """Spans over the whole branch, sampled tokens only; empty if no policy of ours sampled them."""
+    observed: Bools | None = None
+    """True where the environment wrote the token after the first turn (`None`: nowhere); in one branch only, like
+    `sampled`."""
+    ref_logprobs: Floats | None = None
+    """Log probability of every token under a teacher, 0 at position 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,10 @@ class Rollout:
     messages: tuple[dict[str, Any], ...]
     """The conversation, for people."""
     duration_s: float
+    sampling_args: Mapping[str, float | int] = field(default_factory=dict)
+    """How it was sampled: temperature, max_tokens, seed."""
+    columns: Mapping[str, msgspec.Raw] = field(default_factory=dict)
+    """The environment's `state_columns`, as JSON."""
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -76,6 +87,8 @@ class FailureReason(StrEnum):
     """The engine answered with something that cannot be trained on."""
     INVALID_REWARD = "invalid_reward"
     """The reward is not a finite number."""
+    TEACHER_ERROR = "teacher_error"
+    """The teacher did not score the rollout, after all retries."""
     STALE = "stale"
     """Sampled by a policy older than the one that was live when it was dispatched (an engine that lost its weights)."""
     CANCELLED = "cancelled"

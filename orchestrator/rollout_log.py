@@ -12,7 +12,7 @@ import msgspec
 from loguru import logger
 
 from orchestrator.filters import ScoredGroup
-from orchestrator.ledger_records import terminal_states
+from orchestrator.ledger_records import failed_state, terminal_states
 from orchestrator.lineup import Cut
 from orchestrator.rollout import Failure, Rollout
 from runtime.atomic_write import atomic_write
@@ -24,8 +24,10 @@ def rollout_log_path(folder: Path, step: int) -> Path:
 
 
 def rollout_rows(cut: Cut) -> Iterator[dict[str, Any]]:
-    """One row per dispatched rollout: what it is, what became of it, and what was said."""
+    """One row per dispatched rollout: what it is, what became of it, and what was said. Failed tries come first."""
     for scored in cut.groups:
+        for index, failure in scored.group.failed_tries:
+            yield _head(scored, index) | {"state": failed_state(failure), "advantage": None} | _failure(failure)
         advantages = dict(zip((index for index, _ in scored.group.survivors), scored.advantages, strict=False))
         states = terminal_states(scored, cut.step)
         for index, (result, state) in enumerate(zip(scored.group.results, states, strict=True)):

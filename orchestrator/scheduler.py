@@ -6,13 +6,14 @@ has spoilt is run again: it is nobody's failure.
 """
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loguru import logger
 
-from orchestrator.acceptance import accept
+from orchestrator.acceptance import accept, lost_tries
 from orchestrator.admission import AdmissionRule, Outlook, Verdict
 from orchestrator.collector import Collector
 from orchestrator.config import EnvConfig
@@ -21,7 +22,8 @@ from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.examples import ExampleOrder, Visit
 from orchestrator.groups import GroupKey, Ticket
 from orchestrator.rollout import Failure, FailureReason, Rollout
-from orchestrator.seeds import rollout_seed
+from orchestrator.seeds import retry_seed, rollout_seed
+from runtime.errors import ServiceError
 from runtime.health import Health
 
 DEADLINE_GRACE_S = 5.0
@@ -128,18 +130,31 @@ class Scheduler:
                 max_tokens=env.config.sampling.max_tokens,
                 timeout_s=env.config.rollout_timeout_s,
             )
-            tasks.create_task(self._run(ticket, env.adapter, request))
+            tasks.create_task(self._run(ticket, env, request))
 
-    async def _run(self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest) -> None:
+    async def _run(self, ticket: Ticket, env: EnvSlot, request: RolloutRequest) -> None:
+        """One rollout, or a joint group, through all its tries; it keeps its slots between them."""
+        results = await self._try(ticket, env.adapter, request)
+        for num_tries in range(1, env.config.num_tries):
+            lost = lost_tries(results)
+            if not lost:
+                break
+            for offset, failure in enumerate(lost):
+                self._collector.retry(ticket, request.index + offset, failure)
+            again = dataclasses.replace(request, seed=retry_seed(request.seed, num_tries))
+            results = await self._try(ticket, env.adapter, again)
+        self.in_flight -= len(results)
+        for offset, result in enumerate(results):
+            self._collector.record(ticket, request.index + offset, result)
+        self.notify()
+
+    async def _try(self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest) -> list[Rollout | Failure]:
         num_results = ticket.size if ticket.scores_jointly else 1
         results = accept(await self._call(adapter, request), num_results, ticket.version)
-        self.in_flight -= num_results
-        for offset, result in enumerate(results):
-            if isinstance(result, Failure) and result.reason is FailureReason.STALE:
-                self._on_stale()
-            self._collector.record(ticket, request.index + offset, result)
+        if any(isinstance(result, Failure) and result.reason is FailureReason.STALE for result in results):
+            self._on_stale()
         self._health.progress()
-        self.notify()
+        return results
 
     async def _call(self, adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
         while True:
@@ -159,6 +174,8 @@ async def _call(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollou
             return await adapter.run(request)
     except TimeoutError:
         failure = Failure(FailureReason.ENV_TIMEOUT, f"no result {DEADLINE_GRACE_S:g} s after its deadline")
+    except ServiceError:  # the user must mend it: no rollout will do better
+        raise
     except Exception as error:  # a decision: the error-rate guard stops the run if it keeps happening
         logger.opt(exception=error).debug("environment {} raised", adapter.name)
         failure = Failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")

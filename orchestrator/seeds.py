@@ -18,6 +18,11 @@ def rollout_seed(seed: int, env_name: str, example_id: str, attempt: int, index:
     return stable_hash("rollout", seed, env_name, example_id, attempt, index) >> (64 - _SEED_BITS)
 
 
+def retry_seed(seed: int, num_tries: int) -> int:
+    """Seed of the try after `num_tries` failed ones: what failed once with the same tokens would fail again."""
+    return stable_hash("retry", seed, num_tries) >> (64 - _SEED_BITS)
+
+
 def permutation(size: int, *key: str | int) -> npt.NDArray[np.int64]:
     """A permutation of `range(size)` drawn by `key`: sorts the indices by their splitmix64 hash."""
     words = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(stable_hash(*key))

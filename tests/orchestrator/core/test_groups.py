@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import InvariantError
-from orchestrator.groups import JOINT_FAILURE, NO_SURVIVORS, FinalGroup, GroupBuffer, GroupKey, Ticket
+from orchestrator.groups import (
+    JOINT_FAILURE,
+    NO_SURVIVORS,
+    PARTIAL_GROUP,
+    TOO_FEW_SURVIVORS,
+    FinalGroup,
+    GroupBuffer,
+    GroupKey,
+    Ticket,
+)
 from orchestrator.rollout import Failure, Rollout
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout, make_ticket
 
@@ -36,18 +45,18 @@ def _check_members(group: FinalGroup, ticket: Ticket) -> None:
 
 def test_a_failed_rollout_is_scrapped_alone_when_scored_individually() -> None:
     group = make_group([1.0, ENV_ERROR, 0.0])
-    assert group.drop_reason is None
+    assert group.drop_reason() is None
     assert [index for index, _ in group.survivors] == [0, 2]
 
 
 def test_a_failed_rollout_drops_a_jointly_scored_group() -> None:
-    assert make_group([1.0, ENV_ERROR, 0.0], joint=True).drop_reason == JOINT_FAILURE
-    assert make_group([1.0, 0.5, 0.0], joint=True).drop_reason is None
+    assert make_group([1.0, ENV_ERROR, 0.0], joint=True).drop_reason() == JOINT_FAILURE
+    assert make_group([1.0, 0.5, 0.0], joint=True).drop_reason() is None
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_group_without_survivors_is_dropped(joint: bool) -> None:
-    assert make_group([ENV_ERROR, ENV_ERROR], joint=joint).drop_reason == NO_SURVIVORS
+    assert make_group([ENV_ERROR, ENV_ERROR], joint=joint).drop_reason() == NO_SURVIVORS
 
 
 def test_two_visits_of_one_example_are_two_groups() -> None:
@@ -76,3 +85,31 @@ def test_a_group_cannot_be_open_twice() -> None:
     buffer.open(make_ticket(0))
     with pytest.raises(InvariantError, match="copy/0/0"):
         buffer.open(make_ticket(0))
+
+
+def test_one_failure_costs_the_group_where_partial_groups_are_dropped() -> None:
+    assert make_group([1.0, ENV_ERROR, 0.0]).drop_reason(drops_partial=True) == PARTIAL_GROUP
+    assert make_group([1.0, 0.5, 0.0]).drop_reason(drops_partial=True) is None
+
+
+@pytest.mark.parametrize(("min_survivors", "reason"), [(1, None), (2, None), (3, TOO_FEW_SURVIVORS)])
+def test_a_rest_that_is_too_small_is_dropped(min_survivors: int, reason: str | None) -> None:
+    assert make_group([1.0, ENV_ERROR, 0.0]).drop_reason(min_survivors=min_survivors) == reason
+
+
+def test_a_member_that_is_retried_is_still_awaited_and_its_failed_try_is_kept() -> None:
+    buffer, key = GroupBuffer(), GroupKey("copy", "0", 0)
+    buffer.open(make_ticket(0, size=2))
+    buffer.retry(key, 1, ENV_ERROR)
+    assert buffer.record(key, 0, make_rollout()) is None
+    group = buffer.record(key, 1, make_rollout(0.0))
+    assert group is not None
+    assert (group.failures, group.failed_tries, group.num_dispatched) == ((), ((1, ENV_ERROR),), 3)
+
+
+def test_a_member_that_came_back_cannot_be_retried() -> None:
+    buffer, key = GroupBuffer(), GroupKey("copy", "0", 0)
+    buffer.open(make_ticket(0, size=2))
+    buffer.record(key, 0, make_rollout())
+    with pytest.raises(InvariantError, match="copy/0/0#0"):
+        buffer.retry(key, 0, ENV_ERROR)

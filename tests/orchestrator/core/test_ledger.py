@@ -31,7 +31,8 @@ def one_cut(step: int, *groups: ScoredGroup) -> Cut:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    events=st.lists(st.sampled_from(["dispatch", "settle", "cut", "crash", "lose_cut"]), max_size=60), data=st.data()
+    events=st.lists(st.sampled_from(["dispatch", "retry", "settle", "cut", "crash", "lose_cut"]), max_size=60),
+    data=st.data(),
 )
 def test_whatever_happens_the_ledger_balances(
     events: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -46,6 +47,9 @@ def test_whatever_happens_the_ledger_balances(
             ledger.dispatched(ticket)
             open_seqs.append(ticket.seq)
             num_dispatched += 2
+        elif event == "retry" and open_seqs:
+            ledger.retried(make_ticket(data.draw(st.sampled_from(open_seqs)), size=2), 1, ENV_ERROR)
+            num_dispatched += 1
         elif event == "settle" and open_seqs:
             seq = data.draw(st.sampled_from(open_seqs))
             open_seqs.remove(seq)
@@ -186,3 +190,37 @@ def test_states_are_collapsed_for_people() -> None:
 def test_a_run_without_a_ledger_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no ledger in"):
         report_ledger(tmp_path)
+
+
+def test_a_retried_rollout_is_two_dispatches_with_a_state_each(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    ledger = Ledger(path, 0)
+    ledger.dispatched(make_ticket(0, size=2))
+    ledger.retried(make_ticket(0, size=2), 1, ENV_ERROR)
+    assert tally(read_ledger(path)).states == {"failed:env_error": 1, "in_flight": 2}
+    ledger.settled(one_cut(1, make_scored(2, 0, 2)))
+    ledger.close()
+    result = tally(read_ledger(path))
+    assert result.balances
+    assert (result.num_dispatched, result.states) == (3, {"failed:env_error": 1, "trained@1": 2})
+
+
+def test_a_failed_try_stays_failed_when_its_group_is_cancelled(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    killed = Ledger(path, 0)
+    killed.dispatched(make_ticket(0, size=2))
+    killed.retried(make_ticket(0, size=2), 0, ENV_ERROR)
+    Ledger(path, cursor=0).close()
+    result = tally(read_ledger(path))
+    assert result.balances
+    assert result.states == {"failed:env_error": 1, "cancelled": 2}
+
+
+@pytest.mark.parametrize(("seq", "index"), [(0, 2), (1, 0)])
+def test_a_retry_of_what_does_not_run_is_a_contradiction(tmp_path: Path, seq: int, index: int) -> None:
+    ledger = Ledger(ledger_path(tmp_path), 0)
+    ledger.dispatched(make_ticket(0, size=2))
+    ledger.retried(make_ticket(seq, size=2), index, ENV_ERROR)
+    ledger.close()
+    result = tally(read_ledger(ledger_path(tmp_path)))
+    assert result.problems == [f"rollout {index} at position {seq} was retried but was not running"]

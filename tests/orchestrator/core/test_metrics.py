@@ -10,6 +10,7 @@ import pytest
 from orchestrator.advantages import make_advantage
 from orchestrator.advantages.config import GrpoAdvantageConfig
 from orchestrator.filters import ScoredGroup, score
+from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.lineup import Cut
 from orchestrator.metrics import StepTimes, staleness, step_line, step_metrics
@@ -17,7 +18,7 @@ from orchestrator.rollout import Failure
 from orchestrator.rollout_log import RolloutLog, rollout_log_path, rollout_rows
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 
-GRPO = make_advantage(GrpoAdvantageConfig(normalize_std=False))
+GRPO = GroupRule(make_advantage(GrpoAdvantageConfig(normalize_std=False)))
 TIMES = StepTimes(duration_s=2.0, waited_for_policy_s=0.5, waited_for_trainer_s=0.25, in_flight=7, live_version=2)
 
 
@@ -57,7 +58,7 @@ def test_rewards_speak_of_everything_generated_per_env_and_over_all() -> None:
 def test_advantages_and_staleness_speak_of_what_is_trained() -> None:
     values = step_metrics(CUT, TIMES)
     assert (values["advantage/copy/min"], values["advantage/copy/max"]) == (-0.5, 0.5)
-    assert sorted(staleness(CUT)) == [1, 1, 2, 2]
+    assert sorted(staleness(CUT.step, CUT.groups)) == [1, 1, 2, 2]
     assert (values["staleness/all/mean"], values["staleness/all/max"]) == (1.5, 2.0)
 
 

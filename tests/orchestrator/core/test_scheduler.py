@@ -13,13 +13,15 @@ from orchestrator import scheduler as scheduler_module
 from orchestrator.acceptance import accept
 from orchestrator.admission import AdmissionRule
 from orchestrator.advantages import make_advantage
+from orchestrator.advantages.config import GrpoAdvantageConfig
 from orchestrator.collector import Collector
-from orchestrator.config import EnvConfig, GrpoAdvantageConfig
+from orchestrator.config import EnvConfig
 from orchestrator.engines.availability import Availability
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.examples import EnvShare, ExampleOrder
 from orchestrator.filters import FailureGuard, SignalGuard
+from orchestrator.group_rule import GroupRule
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Lineup
 from orchestrator.rollout import Failure, FailureReason, Rollout
@@ -62,7 +64,7 @@ class Bench:
         collector = Collector(
             self.lineup,
             Ledger(folder / "ledger.jsonl", 0),
-            make_advantage(GrpoAdvantageConfig()),
+            {"toy": GroupRule(make_advantage(GrpoAdvantageConfig()))},
             FailureGuard(1.0, 10_000),
             SignalGuard(10_000),
             on_final=lambda: None,

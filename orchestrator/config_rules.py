@@ -1,0 +1,55 @@
+"""Which settings of an environment go together: failure policy, group size, advantage function, algorithm, teacher."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.advantages.config import AdvantageConfig
+    from orchestrator.algorithms.config import AlgorithmConfig
+    from orchestrator.config import EnvConfig
+
+
+def check_env(
+    env: "EnvConfig", advantage: "AdvantageConfig", algorithm: "AlgorithmConfig", teachers: Collection[str]
+) -> None:
+    """Raise `ValueError`, naming the environment and what to change, unless `env` can learn as configured."""
+    _check_group_size(env)
+    _check_teacher(env, algorithm, teachers)
+    if not algorithm.uses_advantages:
+        if env.advantage is not None:
+            raise ValueError(
+                f"envs: {env.label!r} sets advantage {env.advantage.type!r}, which algorithm {algorithm.type!r} does "
+                "not use: remove it"
+            )
+        return
+    if advantage.needs_siblings and env.group_size < 2:
+        raise ValueError(
+            f"envs: advantage {advantage.type!r} compares rollouts of a group: {env.label!r} needs group_size >= 2"
+        )
+    if env.min_group_size is not None and env.min_group_size < advantage.min_survivors:
+        raise ValueError(
+            f"envs: advantage {advantage.type!r} needs at least {advantage.min_survivors} rollouts of a group: "
+            f"{env.label!r} has min_group_size = {env.min_group_size}"
+        )
+
+
+def _check_group_size(env: "EnvConfig") -> None:
+    if env.min_group_size is None:
+        return
+    if env.min_group_size > env.group_size:
+        raise ValueError(
+            f"envs: min_group_size ({env.min_group_size}) of {env.label!r} is above its group_size ({env.group_size})"
+        )
+    if env.failure_policy == "drop_group":
+        raise ValueError(
+            f"envs: {env.label!r} has failure_policy = 'drop_group', which leaves min_group_size no meaning: remove it"
+        )
+
+
+def _check_teacher(env: "EnvConfig", algorithm: "AlgorithmConfig", teachers: Collection[str]) -> None:
+    name = algorithm.teacher_name
+    if name is not None and name not in teachers:
+        known = ", ".join(sorted(teachers)) or "none"
+        raise ValueError(
+            f"envs: algorithm {algorithm.type!r} of {env.label!r} names teacher {name!r}, but teachers has {known}"
+        )
