@@ -70,13 +70,15 @@ class Doorway:
 
     def _left(self, address: str) -> None:
         failed, self._has_failed = self._has_failed, False
-        is_named = address in self._familiar or self._rejections.has_named(address)
-        if address and (failed or not is_named):
-            self._rejections.add(Reason.HANDSHAKE, address, _BROKE_OFF if failed else _LEFT)
-            self._nameless_since = None
-        elif not address:
-            self._rejections.count(Reason.HANDSHAKE)
+        if address in self._familiar and not failed:
+            return
+        if not address:
             self._nameless_since = self._nameless_since or time.monotonic()
+        if not address or self._rejections.has_named(address):
+            self._rejections.count(Reason.HANDSHAKE)
+            return
+        self._rejections.add(Reason.HANDSHAKE, address, _BROKE_OFF if failed else _LEFT)
+        self._nameless_since = None
 
     def _report_nameless(self) -> None:
         since, self._nameless_since = self._nameless_since, None

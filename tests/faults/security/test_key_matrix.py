@@ -1,0 +1,142 @@
+"""Who may speak to a real orchestrator process: everybody else gets nothing, harms nobody, and is named in one line.
+
+Each stranger comes from a loopback address of its own, so that the lines about it can be told apart.
+"""
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.security.guarded_run import GuardedRun, guarded_run, make_keyring
+from tests.orchestrator.core.processes import poll_until, process
+from transport.manifest import SCHEMA_VERSION
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """Where it comes from, what it brings, what it is told, and what the orchestrator's log says of it."""
+
+    address: str
+    arguments: tuple[str, ...]
+    told: str
+    logged: str
+
+    def start(self, run: GuardedRun, folder: Path) -> list[str]:
+        arguments = [argument.format(keys=folder) for argument in self.arguments]
+        out = str(folder / self.address)
+        return ["-m", "tests.faults.security.stranger", run.endpoint_from(self.address), out, *arguments]
+
+
+RIGHT_KEY = ("--keys", "{keys}/keys")
+GUARDED = {
+    "no key": Stranger("127.0.0.11", (), "keys|broke off", "rejected handshake"),
+    "a key that is not on the list": Stranger(
+        "127.0.0.12", ("--keys", "{keys}/intruder"), "not on the server's allow-list", "rejected key"
+    ),
+    "the key of another server": Stranger(
+        "127.0.0.13", ("--keys", "{keys}/elsewhere"), "server.public", "rejected handshake"
+    ),
+    "another run": Stranger("127.0.0.14", (*RIGHT_KEY, "--run", "foreign"), "'foreign'", "rejected run"),
+    "another schema": Stranger(
+        "127.0.0.15", (*RIGHT_KEY, "--schema", "99"), f"speaks 99, the peer {SCHEMA_VERSION}", "rejected schema"
+    ),
+    "garbage": Stranger("127.0.0.16", (*RIGHT_KEY, "--garbage"), "nothing", "rejected garbage"),
+}
+OPEN = {
+    "a key where none is used": Stranger("127.0.0.21", RIGHT_KEY, "keys|broke off", "rejected handshake"),
+    "another run": Stranger("127.0.0.24", ("--run", "foreign"), "'foreign'", "rejected run"),
+    "another schema": Stranger(
+        "127.0.0.25", ("--schema", "99"), f"speaks 99, the peer {SCHEMA_VERSION}", "rejected schema"
+    ),
+    "garbage": Stranger("127.0.0.26", ("--garbage",), "nothing", "rejected garbage"),
+}
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What was left when all strangers had come, been named, come again several times, and gone."""
+
+    log_lines: dict[str, list[str]]
+    told: dict[str, list[str]]
+    steps_meanwhile: int
+
+
+def besiege(folder: Path, strangers: dict[str, Stranger], *, guarded: bool) -> Aftermath:
+    """Let all strangers at a run at once, until each was named and has tried at least twice more."""
+    keys = make_keyring(folder)
+
+    def told(stranger: Stranger) -> list[str]:
+        path = folder / stranger.address
+        return path.read_text().splitlines() if path.exists() else []
+
+    with guarded_run(folder, keys_dir=keys if guarded else None) as run:
+        before = len(run.trainer.steps)
+        with ExitStack() as stack:
+            for stranger in strangers.values():
+                stack.enter_context(process(stranger.start(run, folder), folder / "strangers.out"))
+            for kind, stranger in strangers.items():
+                poll_until(lambda one=stranger: bool(run.lines_about(one.address)), f"a line about {kind}")
+                tries = len(told(stranger))
+                poll_until(lambda one=stranger, so_far=tries: len(told(one)) >= so_far + 2, f"{kind} to come again")
+        meanwhile = len(run.trainer.steps) - before
+    return Aftermath(
+        {kind: run.lines_about(stranger.address) for kind, stranger in strangers.items()},
+        {kind: told(stranger) for kind, stranger in strangers.items()},
+        meanwhile,
+    )
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
+    return besiege(tmp_path_factory.mktemp("guarded"), GUARDED, guarded=True)
+
+
+@pytest.fixture(scope="module")
+def unguarded(tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
+    return besiege(tmp_path_factory.mktemp("open"), OPEN, guarded=False)
+
+
+def assert_turned_away(aftermath: Aftermath, kind: str, stranger: Stranger) -> None:
+    """Told why, given nothing, and named exactly once."""
+    assert all(re.search(stranger.told, line) for line in aftermath.told[kind]), aftermath.told[kind]
+    assert not any(line.startswith("got") for line in aftermath.told[kind])
+    assert len(aftermath.log_lines[kind]) == 1, aftermath.log_lines[kind]
+    assert stranger.logged in aftermath.log_lines[kind][0]
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+def test_stranger_at_a_guarded_run_gets_nothing_and_is_named_once(kind: str, guarded: Aftermath) -> None:
+    assert_turned_away(guarded, kind, GUARDED[kind])
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_stranger_at_an_open_run_gets_nothing_and_is_named_once(kind: str, unguarded: Aftermath) -> None:
+    assert_turned_away(unguarded, kind, OPEN[kind])
+
+
+def test_the_honest_trainer_trained_on_meanwhile(guarded: Aftermath, unguarded: Aftermath) -> None:
+    """`guarded_run` has checked that every step was trained, in order; here, that strangers did not stop the clock."""
+    assert min(guarded.steps_meanwhile, unguarded.steps_meanwhile) >= 3
+
+
+def test_a_refused_key_is_named_by_its_file_and_by_its_first_letters(guarded: Aftermath) -> None:
+    kind = "a key that is not on the list"
+    assert all("intruder/client.public" in line for line in guarded.told[kind])
+    assert re.search(r"client key \S{8}\.\.\. is not on the allow-list", guarded.log_lines[kind][0])
+
+
+def test_both_schema_versions_are_named_on_both_sides(guarded: Aftermath) -> None:
+    kind = "another schema"
+    assert f"schema version 99, this server speaks {SCHEMA_VERSION}" in guarded.log_lines[kind][0]
+    assert all(f"this side speaks 99, the peer {SCHEMA_VERSION}" in line for line in guarded.told[kind])
+
+
+def test_both_runs_are_named_on_both_sides(guarded: Aftermath) -> None:
+    kind = "another run"
+    for line in (guarded.log_lines[kind][0], *guarded.told[kind]):
+        assert "run 'foreign', this server runs 'toy'" in line
