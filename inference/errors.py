@@ -5,6 +5,7 @@ InferenceError
 ├── UnknownModel      404  the request names a model that is not served here
 ├── WeightsRefused    409  a publish that must not be loaded; the old weights stay in service
 ├── QueueFull         429  too many requests are waiting: try again later
+├── Unsupported       501  this engine cannot do that
 ├── NonFiniteLogits   500  the weights in service give NaN or infinity for this prompt
 ├── Unavailable       503  loading, stopping, or the engine died
 └── DeadlineExceeded  504  the request took longer than the server allows
@@ -44,6 +45,13 @@ class QueueFull(InferenceError):
 
     status = 429
     kind = "queue_full"
+
+
+class Unsupported(InferenceError):
+    """The route exists, but the engine behind this server has no such ability."""
+
+    status = 501
+    kind = "unsupported"
 
 
 class NonFiniteLogits(InferenceError):

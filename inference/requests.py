@@ -29,7 +29,7 @@ def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:
     if request.adapter is not None:
         raise BadRequest(f"adapter {request.adapter!r} is not served: the torch engine serves no adapters")
     job = Job(
-        prompt=_int32s(request.token_ids),
+        prompt=int32_vector(request.token_ids),
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -66,7 +66,8 @@ def reply_of(request: GenerateRequest, completion: Completion) -> GenerateReply:
     )
 
 
-def _int32s(tensor: EncodedTensor) -> Int32s:
+def int32_vector(tensor: EncodedTensor) -> Int32s:
+    """The token ids on the wire. Raises `BadRequest`."""
     try:
         tensor.check()
     except CodecError as error:
@@ -83,6 +84,11 @@ def _check_prompt(prompt: Int32s, limits: EngineLimits) -> None:
         raise BadRequest(
             f"the prompt has {len(prompt)} tokens, which leaves no room in max_model_len = {limits.max_model_len}"
         )
+    check_tokens(prompt, limits)
+
+
+def check_tokens(prompt: Int32s, limits: EngineLimits) -> None:
+    """Raise `BadRequest`, naming the first, if an id is not in the vocabulary."""
     outside = (prompt < 0) | (prompt >= limits.vocab_size)
     if outside.any():
         position = int(np.flatnonzero(outside)[0])

@@ -1,6 +1,6 @@
 """Token in, token out: what the orchestrator asks an engine and what the engine answers.
 
-Bodies of `POST /inference/tandem/generate`, msgpack-encoded. The same for every engine of ours.
+Bodies of `POST /inference/tandem/generate` and `/score`, msgpack-encoded. The same for every engine of ours.
 """
 
 from typing import Literal
@@ -11,6 +11,7 @@ from transport.sample import VersionSpan
 from transport.tensor import EncodedTensor
 
 GENERATE_PATH = "/inference/tandem/generate"
+SCORE_PATH = "/inference/tandem/score"
 WEIGHTS_PATH = "/inference/admin/weights"
 PAUSE_PATH = "/inference/admin/pause"
 RESUME_PATH = "/inference/admin/resume"
@@ -44,6 +45,24 @@ class GenerateReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]
     """Spans over the *sampled* tokens: 0 is the first sampled token."""
+
+
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How likely is each of `token_ids` (int32[T]), given those before it? Body of `POST /inference/tandem/score`."""
+
+    request_id: str
+    token_ids: EncodedTensor
+    temperature: float = 1.0
+    """Of the distribution: `log_softmax(logits / temperature)`."""
+
+
+class ScoreReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One log probability per token (float32[T]), 0 at position 0, which nothing predicts."""
+
+    request_id: str
+    logprobs: EncodedTensor
+    version: int
+    """The policy version that scored all tokens."""
 
 
 class ServedWeights(msgspec.Struct, frozen=True, kw_only=True):

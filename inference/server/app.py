@@ -2,10 +2,10 @@
 
 from aiohttp import web
 
-from inference.server import admin_routes, chat_route, generate_route, info_routes
+from inference.server import admin_routes, chat_route, generate_route, info_routes, score_route
 from inference.server.errors_json import errors_as_json
 from inference.server.state import STATE, ServerState
-from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH
+from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, SCORE_PATH, WEIGHTS_PATH
 
 MAX_BODY_BYTES = 16 * 2**20
 
@@ -23,6 +23,7 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/v1/models", info_routes.models),
             web.post("/v1/chat/completions", chat_route.chat_completions),
             web.post(GENERATE_PATH, generate_route.generate),
+            web.post(SCORE_PATH, score_route.score),
             web.get(WEIGHTS_PATH, admin_routes.get_weights),
             web.post(WEIGHTS_PATH, admin_routes.apply_weights),
             web.post(PAUSE_PATH, admin_routes.pause),

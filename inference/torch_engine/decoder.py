@@ -16,8 +16,10 @@ from torch import Tensor
 
 from inference.errors import NonFiniteLogits
 from inference.generation import TopLogprobs
+from inference.scoring import ScoreJob, Scores
 from inference.torch_engine.counter_rng import uniforms
 from inference.torch_engine.sampling import sample
+from inference.torch_engine.scoring import sequence_logprobs
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.slot_model import SlotModel
 from inference.torch_engine.slots import SlotTable
@@ -90,6 +92,12 @@ class Decoder:
             sequence.switches.append((weights.version, self._table.num_sampled(slot)))
         self._prefill(range(self.num_running))
         return self.served
+
+    @torch.inference_mode()
+    def score(self, job: ScoreJob) -> Scores | NonFiniteLogits:
+        """Log probabilities of all tokens of `job` under the weights in service; running sequences are not touched."""
+        logprobs = sequence_logprobs(self._model.hf, job.token_ids, job.temperature, self._model.cache.max_length)
+        return Scores(logprobs, self.served.version) if np.isfinite(logprobs).all() else self._broken()
 
     def _admit(self) -> None:
         joining = []

@@ -4,15 +4,16 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from inference.engine import EngineLimits, EngineStats
 from inference.errors import QueueFull, Unavailable
 from inference.generation import Completion, Job
+from inference.scoring import ScoreJob, Scores
 from inference.torch_engine.counter_rng import stream_seed
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine_thread import EngineThread
-from inference.torch_engine.inbox import Abort, Add, Inbox, SetPaused, Stop, Swap
+from inference.torch_engine.inbox import Abort, Add, Inbox, Score, SetPaused, Stop, Swap
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.weights import VerifiedWeights, read_publish
 from transport.generation import ServedWeights
@@ -44,7 +45,7 @@ class TorchEngine:
         self._run_id = run_id
         self._keys = itertools.count()
         self._open: dict[int, asyncio.Future[Completion]] = {}
-        self._replies: set[asyncio.Future[ServedWeights] | asyncio.Future[bool]] = set()
+        self._replies: set[asyncio.Future[Any]] = set()
         self._stopping = False
         self._paused = False
         self._ended = asyncio.Event()
@@ -86,6 +87,16 @@ class TorchEngine:
         finally:
             if self._open.pop(sequence.key, None) is not None:  # cancelled: the thread still works on it
                 self._inbox.put(Abort(sequence.key))
+
+    async def score(self, job: ScoreJob) -> Scores:
+        """See `ScoringEngine`."""
+        self._check_open()
+        if len(self._replies) >= self.limits.max_waiting:
+            raise QueueFull(f"{self.limits.max_waiting} sequences wait to be scored already: try again later")
+        result: Scores | Exception = await self._ask(lambda reply: Score(job, reply))
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def apply_weights(self, manifest_path: Path, version: int) -> ServedWeights:
         """Verify a publish, then swap it in between two decode steps. Raises `WeightsRefused`: nothing changed."""
@@ -147,9 +158,9 @@ class TorchEngine:
         self._decoder.check_fits(weights)
         return weights
 
-    async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | SetPaused]") -> _T:
+    async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | Score | SetPaused]") -> _T:
         reply: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._replies.add(reply)  # type: ignore[arg-type]
+        self._replies.add(reply)
         self._inbox.put(command(reply))
         try:
             return await reply

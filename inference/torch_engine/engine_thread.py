@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from inference.torch_engine.decoder import Decoder
-from inference.torch_engine.inbox import Abort, Add, Command, Inbox, SetPaused, Stop, Swap
+from inference.torch_engine.inbox import Abort, Add, Command, Inbox, Score, SetPaused, Stop, Swap
 from inference.torch_engine.sequence import Finished
 
 _T = TypeVar("_T")
@@ -71,6 +71,8 @@ class EngineThread:
                 self._decoder.abort(key)
             case Swap(weights, reply):
                 self._answer(reply, self._decoder.swap(weights))
+            case Score(job, reply):
+                self._answer(reply, self._decoder.score(job))
             case SetPaused(paused, reply):
                 self._paused = paused
                 self._answer(reply, paused)

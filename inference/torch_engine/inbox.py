@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from inference.scoring import ScoreJob, Scores
 from inference.torch_engine.sequence import Sequence
 from inference.torch_engine.weights import VerifiedWeights
 from transport.generation import ServedWeights
@@ -36,6 +37,14 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Log probabilities of a whole sequence under the weights in service."""
+
+    job: ScoreJob
+    reply: "asyncio.Future[Scores | Exception]"
+
+
+@dataclass(frozen=True, slots=True)
 class SetPaused:
     """Stop or resume decoding; sequences stay where they are."""
 
@@ -48,7 +57,7 @@ class Stop:
     """End the thread after the current step."""
 
 
-Command = Add | Abort | Swap | SetPaused | Stop
+Command = Add | Abort | Swap | Score | SetPaused | Stop
 
 
 class Inbox:

@@ -1,0 +1,65 @@
+"""Scoring: log probabilities of a whole sequence, for teachers. Request to job, and what an engine needs to do it."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from inference.engine import EngineLimits
+from inference.errors import BadRequest
+from inference.generation import Floats, Int32s
+from inference.requests import check_tokens, int32_vector
+from transport.generation import ScoreReply, ScoreRequest
+from transport.tensor import EncodedTensor
+
+_decoder = msgspec.msgpack.Decoder(ScoreRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreJob:
+    """At least one token; `temperature` is positive."""
+
+    token_ids: Int32s
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """float32[T] at the job's temperature, 0 at position 0; `version` computed all of them."""
+
+    logprobs: Floats
+    version: int
+
+
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """An `Engine` that can also score."""
+
+    async def score(self, job: ScoreJob) -> Scores:
+        """Score a job that fits the engine's limits. Raises `QueueFull`, `Unavailable` or `NonFiniteLogits`."""
+        ...
+
+
+def decode_score(body: bytes) -> ScoreRequest:
+    """The request in `body`. Raises `BadRequest`."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"not a valid ScoreRequest: {error}") from error
+
+
+def score_job_of(request: ScoreRequest, limits: EngineLimits) -> ScoreJob:
+    """The job that `request` asks for. Raises `BadRequest`."""
+    token_ids = int32_vector(request.token_ids)
+    if not 0 < len(token_ids) <= limits.max_model_len:
+        raise BadRequest(f"a sequence of {len(token_ids)} tokens cannot be scored: 1 to {limits.max_model_len} can")
+    check_tokens(token_ids, limits)
+    if not (math.isfinite(request.temperature) and request.temperature > 0):
+        raise BadRequest(f"temperature must be a positive number, got {request.temperature}")
+    return ScoreJob(token_ids, request.temperature)
+
+
+def score_reply_of(request: ScoreRequest, scores: Scores) -> ScoreReply:
+    """The wire form of scores."""
+    return ScoreReply(request_id=request.request_id, logprobs=EncodedTensor.of(scores.logprobs), version=scores.version)

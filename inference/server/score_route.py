@@ -1,0 +1,31 @@
+"""`POST /inference/tandem/score`: log probabilities of given tokens."""
+
+import asyncio
+
+from aiohttp import web
+
+from inference.errors import DeadlineExceeded, Unsupported
+from inference.scoring import ScoreJob, Scores, ScoringEngine, decode_score, score_job_of, score_reply_of
+from inference.server.state import STATE, ServerState
+from transport.codec import encode
+from transport.generation import MSGPACK
+
+
+async def score(request: web.Request) -> web.Response:
+    """Decode, score, encode."""
+    state = request.app[STATE]
+    asked = decode_score(await request.read())
+    scores = await run_score(state, score_job_of(asked, state.engine.limits))
+    return web.Response(body=encode(score_reply_of(asked, scores)), content_type=MSGPACK)
+
+
+async def run_score(state: ServerState, job: ScoreJob) -> Scores:
+    """Score `job` within the server's deadline. Raises `Unsupported` where the engine cannot, `DeadlineExceeded`."""
+    engine = state.engine
+    if not isinstance(engine, ScoringEngine):
+        raise Unsupported("this engine cannot score given tokens; the torch engine can")
+    try:
+        async with asyncio.timeout(state.request_timeout_s):
+            return await engine.score(job)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"not scored within {state.request_timeout_s:g} s; the request was dropped") from error
