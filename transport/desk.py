@@ -126,7 +126,8 @@ class Desk:
     async def _get_manifest(self, peer: Peer, ask: GetManifest) -> None:
         reply = answer_manifest(self._outbox, self.last_step, ask)
         if reply is not None:
-            peer.parked, peer.waiting_for = None, ""
+            if peer.parked is None or peer.parked.seq <= ask.seq:  # an old question that comes again ends no wait
+                peer.parked, peer.waiting_for = None, ""
             await self._reply(peer, reply)
         elif peer.parked is not ask:
             peer.parked, peer.parked_until = ask, time.monotonic() + self._park_s

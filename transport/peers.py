@@ -59,7 +59,10 @@ class PeerTable:
         return self._peers.get(identity)
 
     def welcome(self, identity: bytes, address: str, hello: Hello, now: float) -> Peer:
-        """A rank introduced itself on this connection."""
+        """A rank introduced itself on this connection. A greeting that comes again changes nothing."""
+        known = self._peers.get(identity)
+        if known is not None and (known.rank, known.world_size) == (hello.rank, hello.world_size):
+            return known
         for old in self:
             if old.rank == hello.rank or old.world_size != hello.world_size:
                 self.forget(old.identity)

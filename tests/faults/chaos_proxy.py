@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that misbehaves on demand: delay, cut, black-hole, trickle, corrupt, duplicate, swap.
+"""A TCP proxy on loopback that misbehaves on demand: delay, cut, black-hole, trickle, corrupt, duplicate, swap, replay.
 
 Runs its own event loop in a thread, so that plain tests and real subprocesses can use it alike:
 
@@ -7,13 +7,15 @@ Runs its own event loop in a thread, so that plain tests and real subprocesses c
         proxy.faults = Faults(black_hole=True)      # takes effect at the next chunk
         proxy.cut()                                 # resets every connection
 
-`duplicate` and `swap` work on whole ZMTP messages: the proxy parses the framing that follows the NULL handshake
-(greeting of 64 bytes, then flags, length, body), so a peer sees valid messages twice or in another order.
+`duplicate`, `swap` and `replay` work on whole ZMTP messages: the proxy parses the framing that follows the NULL
+handshake (greeting of 64 bytes, then flags, length, body), so a peer sees valid messages twice or in another order.
+They hold for connections that are made while one of them is set.
 """
 
 import asyncio
 import random
 import threading
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +23,10 @@ from types import TracebackType
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
 CHUNK_BYTES = 65536
+MAX_HELD_S = 0.2
+"""A message that is to change places with the next one waits so long for it."""
+MAX_REMEMBERED = 64
+"""Messages of one direction that `replay` draws from."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,14 @@ class Faults:
     duplicate: float = 0.0
     """Share of ZMTP messages that are sent twice."""
     swap: float = 0.0
-    """Share of ZMTP messages that change places with the next one."""
+    """Share of ZMTP messages that change places with the next one, if that comes soon; else they are late."""
+    replay: float = 0.0
+    """Share of ZMTP messages after which an older one of the same direction comes again."""
 
     @property
     def reframes(self) -> bool:
         """Whether traffic must be parsed into ZMTP messages."""
-        return self.duplicate > 0 or self.swap > 0
+        return self.duplicate > 0 or self.swap > 0 or self.replay > 0
 
 
 class ChaosProxy:
@@ -59,6 +67,8 @@ class ChaosProxy:
         self._server: asyncio.Server | None = None
         self.port = 0
         self.num_connections = 0
+        self.num_faults: Counter[str] = Counter()
+        """Messages that were duplicated, swapped or replayed, by the name of the fault."""
 
     def __enter__(self) -> "ChaosProxy":
         self._thread.start()
@@ -155,7 +165,7 @@ class ChaosProxy:
             yield chunk
 
     async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        """The stream as whole ZMTP messages, some twice, some swapped with their successor."""
+        """The stream as whole ZMTP messages, some twice, some swapped with their successor, some long after."""
         remaining = GREETING_BYTES
         while remaining:  # peers send the greeting in parts, each waiting for the other's: pass it on as it comes
             part = await reader.read(remaining)
@@ -163,21 +173,42 @@ class ChaosProxy:
                 return
             remaining -= len(part)
             yield part
-        held: bytes | None = None
+        past: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
         while True:
             message, is_command = await _read_message(reader)
             if is_command:
                 yield message
                 continue
-            if held is None and self._random.random() < self.faults.swap:
-                held = message
-                continue
-            yield message
-            if self._random.random() < self.faults.duplicate:
+            async for each in self._swapped(message, reader) if self._draw("swap") else _alone(message):
+                yield each
+            if self._draw("duplicate"):
                 yield message
-            if held is not None:
-                yield held
-                held = None
+            if past and self._draw("replay"):
+                yield self._random.choice(past)
+            past.append(message)
+
+    async def _swapped(self, message: bytes, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+        """`message` after the one that follows it."""
+        following = asyncio.ensure_future(_read_message(reader))
+        try:
+            done, _ = await asyncio.wait({following}, timeout=MAX_HELD_S)
+            if not done:
+                yield message
+            yield (await following)[0]
+            if done:
+                yield message
+        finally:
+            following.cancel()
+
+    def _draw(self, fault: str) -> bool:
+        share: float = getattr(self.faults, fault)
+        happens = self._random.random() < share
+        self.num_faults[fault] += happens
+        return happens
+
+
+async def _alone(message: bytes) -> AsyncIterator[bytes]:
+    yield message
 
 
 async def _read_message(reader: asyncio.StreamReader) -> tuple[bytes, bool]:

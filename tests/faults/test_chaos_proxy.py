@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from tests.faults.chaos_proxy import ChaosProxy, Faults
+from tests.faults.chaos_proxy import MAX_HELD_S, ChaosProxy, Faults
 
 Pair = tuple[ChaosProxy, zmq.Socket[bytes], zmq.Socket[bytes]]
 
@@ -75,9 +75,31 @@ def test_duplicate_and_swap_keep_messages_whole(pair: Pair) -> None:
     for number in range(50):
         client.send_multipart([b"%d" % number, b"body"])
     received = [int(message[0]) for message in receive_all(server) if len(message) == 2]
-    assert set(received) >= set(range(49))  # the last one may still be held back
+    assert set(received) == set(range(50))
     assert len(received) > 50
     assert received != sorted(received)
+    assert proxy.num_faults["duplicate"] == len(received) - 50
+
+
+def test_a_message_to_be_swapped_without_a_successor_is_late(pair: Pair) -> None:
+    proxy, client, server = pair
+    reconnect(proxy, client, Faults(swap=1.0))
+    start = time.monotonic()
+    client.send(b"alone")
+    assert server.poll(5000)
+    assert server.recv() == b"alone"
+    assert time.monotonic() - start >= MAX_HELD_S
+
+
+def test_replay_brings_old_messages_again(pair: Pair) -> None:
+    proxy, client, server = pair
+    reconnect(proxy, client, Faults(replay=0.5))
+    for number in range(50):
+        client.send(b"%d" % number)
+    received = [int(message[0]) for message in receive_all(server)]
+    assert len(received) == 50 + proxy.num_faults["replay"] > 50
+    new = list(dict.fromkeys(received))
+    assert new == list(range(50)), "the messages themselves keep their order"
 
 
 def test_trickle_slows_a_message_down(pair: Pair) -> None:

@@ -14,7 +14,7 @@ from tests.faults.exactly_once.kills import Budget, Ended, run_to_the_end
 from tests.faults.exactly_once.nursery import ROOT, Nursery, environment
 from tests.faults.exactly_once.signs import SIGNS
 
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0
 """Seconds that one run may take, however often it is killed."""
 
 

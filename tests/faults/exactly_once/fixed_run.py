@@ -6,10 +6,11 @@ right; the trainer has a tiny model on the CPU and a checkpoint every third step
 
 import random
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-CONNECT_TIMEOUT_S = 20.0
+CONNECT_TIMEOUT_S = 60.0
+"""An orchestrator that is killed over and over is away for long on a busy machine."""
 PEER_TIMEOUT_S = 2.0
 
 ORCHESTRATOR = """
@@ -41,7 +42,8 @@ class FixedRun:
     model: Path
     max_steps: int = 24
     checkpoint_steps: int = 3
-    port: int = 0
+    port: int = field(default_factory=lambda: free_port())
+    """Where the orchestrator binds. Runs that follow each other may share it."""
     trainer_port: int = 0
     """Where the trainer finds the orchestrator, if not at `port`: a proxy."""
     record_batches: bool = False
@@ -52,8 +54,8 @@ class FixedRun:
         return self.folder / self.name
 
     def named(self, name: str) -> "FixedRun":
-        """The same run under another name, and on a port of its own."""
-        return replace(self, name=name, port=free_port())
+        """The same run under another name."""
+        return replace(self, name=name)
 
     def below(self, folder: Path) -> "FixedRun":
         """The same run in another folder, and on a port of its own."""
