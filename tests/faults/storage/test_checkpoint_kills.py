@@ -1,0 +1,22 @@
+"""Row 13: `kill -9` at random instants of a save. `python -m benchmarks.checkpoint_kills` is the long form."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.storage.save_kills import SaveKills
+
+pytestmark = pytest.mark.integration
+NUM_KILLS = 10
+
+
+def test_a_killed_save_costs_no_complete_checkpoint(tmp_path: Path, model_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    campaign = SaveKills(root, model_path, random.Random(11))
+    for _ in range(NUM_KILLS):
+        campaign.kill_once()
+    assert campaign.num_resumed == sum(campaign.hits.values()) == NUM_KILLS
+    torn = NUM_KILLS - campaign.hits["after the save"] - campaign.hits["manifest written"]
+    assert torn > 0, f"no kill hit a save: {campaign.hits}"
