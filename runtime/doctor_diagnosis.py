@@ -1,7 +1,8 @@
 """Who waits for whom, and who is to blame: a pure function of the evidence.
 
-A service names what it waits for in words; a peer is meant if its name or one of its addresses is among them. What a
-service repeats of its peer's own waits stands in parentheses and counts for nothing here: that peer is asked itself.
+A service names what it waits for in words; a peer is meant if its name or one of its addresses is among them. Details
+stand in parentheses: what the peer itself waits for, or why it did not answer. They count only if nobody is named
+outside them.
 
     trainer ──batch 12──▶ orchestrator ──engine http://127.0.0.1:8000──▶ inference: dead   ◀── culprit
 """
@@ -89,10 +90,11 @@ def find_condition(service: ServiceEvidence) -> Condition:
 def find_waits(service: ServiceEvidence, others: Sequence[ServiceEvidence]) -> Iterator[Wait]:
     """What a live service says it waits for, one for each of its loops."""
     text = str(service.health.get("waiting_for") or "")
+    peers = [other for other in others if other.name != service.name]
     for what in _split(text):
         said = _outside_parentheses(what)
-        peers = tuple(other.name for other in others if other.name != service.name and _is_named(other, said))
-        yield Wait(service.name, what, peers)
+        named = [peer.name for peer in peers if _is_named(peer, said)]
+        yield Wait(service.name, what, tuple(named or [peer.name for peer in peers if _is_named(peer, what)]))
 
 
 def _is_named(service: ServiceEvidence, text: str) -> bool:
