@@ -1,4 +1,4 @@
-"""`BatchSource`: where batches come from: the orchestrator's batch server, or a folder of recorded batches."""
+"""`BatchSource`: where batches come from: the orchestrator's batch server, recorded files, or thin air (fake data)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +45,22 @@ class BatchSource(Protocol):
     def close(self, reason: str) -> None:
         """Leave, on purpose. Never raises for a peer that is gone."""
         ...
+
+
+class Unattended:
+    """The half of a `BatchSource` that talks, for sources without a peer: nobody is told, nothing is open."""
+
+    def published(self, weights: PublishedWeights) -> None:
+        """Nobody to tell."""
+
+    def trained(self, step: int) -> None:
+        """Nobody to tell."""
+
+    def committed(self, step: int) -> None:
+        """Nobody to tell: batches stay."""
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ class OrchestratorLinkConfig(Config):
     endpoint: str = "tcp://127.0.0.1:29600"
     """Address of the orchestrator's batch server."""
     keys_dir: Path | None = None
-    """Folder of CURVE keys (`rl keys DIR` makes one): this trainer's pair and the orchestrator's `server.public`. Needed
-    when the orchestrator has keys."""
+    """Folder of CURVE keys (`rl keys DIR` makes one): this trainer's pair and the orchestrator's `server.public`.
+    Needed when the orchestrator has keys."""
     key_name: str = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
     """This trainer's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`. All ranks share it."""
     connect_timeout_s: float = Field(60.0, gt=0)
@@ -87,6 +87,39 @@ class OrchestratorLinkConfig(Config):
     reconnects."""
     lost_timeout_s: float = Field(600.0, gt=0)
     """Seconds without an orchestrator after which the trainer gives up with exit code 76."""
+
+
+class FakeDataConfig(Config):
+    """Random samples of one env, `fake`, made on the spot."""
+
+    batch_size: int = Field(gt=0)
+    """Samples per step, over all ranks."""
+    lengths: Literal["fixed", "uniform", "lognormal"] = "lognormal"
+    """Distribution of the samples' lengths."""
+    mean_tokens: int = Field(256, ge=2)
+    """Mean length of a sample, in tokens, before it is cut to `model.seq_len`."""
+    sigma: float = Field(0.9, gt=0)
+    """Spread of `lognormal`: standard deviation of the log of the length."""
+    group_size: int = Field(8, ge=1)
+    """Samples per group, each a trajectory of its own."""
+
+
+class DataConfig(Config):
+    """Where samples come from, if not from an orchestrator."""
+
+    fake: FakeDataConfig | None = None
+    """Train on random samples, without an orchestrator, until `max_steps` or a signal."""
+
+
+class TokenExportConfig(Config):
+    """Per-token records of some sequences of every step, for analysis."""
+
+    dir: Path | None = None
+    """Folder for them, with a subfolder per step and a file per rank; `None`: `token_export` of the run directory."""
+    max_sequences_per_step: int = Field(64, ge=1)
+    """Most sequences that are recorded of one step, over all ranks."""
+    sampling_rate: float = Field(1.0, gt=0, le=1)
+    """Probability of a sequence to be recorded, before the limit."""
 
 
 class ParallelConfig(Config):
@@ -109,6 +142,8 @@ class TrainerConfig(ServiceConfig):
     """Steps after which run and schedule end; `None`: when the orchestrator ends it (needs a constant schedule)."""
     replay: Path | None = None
     """Folder of recorded `step-*.batch` files to train on, without an orchestrator."""
+    data: DataConfig = DataConfig()
+    """Where samples come from, if not from an orchestrator."""
     seed: int = Field(0, ge=0)
     """Seed of torch in every rank, of the order of mini-batches, of fake data and of the token export's choice."""
     micro_batch_max_tokens: int | None = Field(None, gt=1)
@@ -129,6 +164,8 @@ class TrainerConfig(ServiceConfig):
     """Checkpoints and resuming."""
     weights: WeightsConfig = WeightsConfig()
     """Publishing."""
+    token_export: TokenExportConfig | None = None
+    """Per-token records; off unless the table is there (it may be empty)."""
     parallel: ParallelConfig = ParallelConfig()
     """Ranks."""
     health: HealthConfig = HealthConfig(port=9102)
@@ -149,6 +186,10 @@ class TrainerConfig(ServiceConfig):
             raise ValueError(
                 f"micro_batch_max_tokens ({self.micro_batch_max_tokens}) is above model.seq_len ({self.model.seq_len})"
             )
+        if self.data.fake is not None and self.micro_batch_max_tokens is not None:
+            raise ValueError("micro_batch_max_tokens has no meaning with fake data: data.fake.batch_size rules there")
+        if self.data.fake is not None and self.replay is not None:
+            raise ValueError("replay and data.fake exclude each other: a batch comes from one place")
         if self.schedule.type != "constant" and self.max_steps is None:
             raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
         return self

@@ -6,12 +6,11 @@ that the last step is committed. There is nothing left to fetch, and nobody left
 
 from collections.abc import Sequence
 
-from trainer.batch_source import NoBatch
-from trainer.publish import PublishedWeights
+from trainer.batch_source import NoBatch, Unattended
 from transport.sample import TrainingSample
 
 
-class FinishedRun:
+class FinishedRun(Unattended):
     """A `BatchSource` without batches."""
 
     def manifest(self, step: int) -> NoBatch:
@@ -21,15 +20,3 @@ class FinishedRun:
     def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
         """Never asked for: there is no batch."""
         raise AssertionError(f"samples of batch {step} of a finished run")
-
-    def published(self, weights: PublishedWeights) -> None:
-        """Nobody to tell."""
-
-    def trained(self, step: int) -> None:
-        """Nobody to tell."""
-
-    def committed(self, step: int) -> None:
-        """Nobody to tell."""
-
-    def close(self, reason: str) -> None:
-        """Nothing is open."""

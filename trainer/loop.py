@@ -28,6 +28,7 @@ from trainer.publish import Publisher
 from trainer.schedule import learning_rate
 from trainer.step import StepReport, StepSettings, train_mini_batch
 from trainer.telemetry import Telemetry
+from trainer.token_export import TokenExport
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Training:
     checkpoints: Checkpoints
     non_finite: NonFiniteGuard
     telemetry: Telemetry
+    token_export: TokenExport | None = None
 
 
 def train(run: Training, progress: Progress) -> Progress:
@@ -76,17 +78,23 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
     set_learning_rate(run.optimizer, rate)
     max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
     settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units)
+    recorder = run.token_export.recorder(plan, samples) if run.token_export else None
     with run.telemetry.timed("train"):
-        return [
+        reports = [
             train_mini_batch(
                 run.policy,
                 run.optimizer,
                 pack_mini_batch(plan, index, run.layout.dp_rank, samples),
                 run.loss,
                 settings,
+                watch=recorder,
             )
             for index in plan.visits
         ]
+    if run.token_export and recorder:
+        with run.telemetry.timed("token_export"):
+            run.token_export.write(recorder)
+    return reports
 
 
 def publish(run: Training, version: int) -> None:

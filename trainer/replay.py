@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.errors import UserError
-from trainer.batch_source import NoBatch
-from trainer.publish import PublishedWeights
+from trainer.batch_source import NoBatch, Unattended
 from transport.batch import decode_rows
 from transport.batch_file import BatchFile
 from transport.errors import TransportError
@@ -18,7 +17,7 @@ from transport.outbox import RETIRED_NAME, batch_path
 from transport.sample import TrainingSample
 
 
-class ReplaySource:
+class ReplaySource(Unattended):
     """Batches of a folder, in order, up to the last one. What the trainer tells it has no effect."""
 
     def __init__(self, directory: Path) -> None:
@@ -46,18 +45,6 @@ class ReplaySource:
             return decode_rows(file.manifest, rows, file.frames(rows))
         except TransportError as error:
             raise UserError(f"cannot replay: {error}") from error
-
-    def published(self, weights: PublishedWeights) -> None:
-        """Nobody to tell."""
-
-    def trained(self, step: int) -> None:
-        """Nobody to tell."""
-
-    def committed(self, step: int) -> None:
-        """Recorded batches stay."""
-
-    def close(self, reason: str) -> None:
-        """Nothing is open."""
 
     def _folders(self) -> tuple[Path, Path]:
         return self._directory, self._directory / RETIRED_NAME

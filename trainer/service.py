@@ -26,6 +26,7 @@ from trainer.batch_source import BatchSource
 from trainer.checkpoint import Checkpoints, Origin
 from trainer.config import TrainerConfig
 from trainer.distributed import Ranks, join
+from trainer.fake_data import FakeSource
 from trainer.finished_run import FinishedRun
 from trainer.fsdp import shard_policy
 from trainer.inbox import Inbox
@@ -33,7 +34,7 @@ from trainer.layout import Layout
 from trainer.link_keys import warn_if_exposed
 from trainer.loop import Training, train
 from trainer.losses.factory import make_loss
-from trainer.model import load_policy
+from trainer.model import Policy, load_policy
 from trainer.non_finite import NonFiniteGuard
 from trainer.optimizer import make_optimizer
 from trainer.oracle import verify_packing
@@ -42,6 +43,7 @@ from trainer.progress import Progress
 from trainer.publish import Publisher
 from trainer.replay import ReplaySource
 from trainer.telemetry import Telemetry
+from trainer.token_export import TokenExport
 from trainer.weighting import Weighting
 
 SERVICE = "trainer"
@@ -106,7 +108,7 @@ class TrainerProcess:
         checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
         progress = checkpoints.resume(policy.causal_lm, optimizer)
         self._say_start(ranks, progress, policy.causal_lm)
-        source = self._connect(ranks, progress, shutdown)
+        source = self._connect(ranks, progress, shutdown, policy)
         return Training(
             config=config,
             ranks=ranks,
@@ -119,6 +121,7 @@ class TrainerProcess:
             checkpoints=checkpoints,
             non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks),
             telemetry=Telemetry(self.health, self._metrics),
+            token_export=self._token_export(ranks),
         ), progress
 
     def say_end(self, run: Training, progress: Progress, reason: str) -> None:
@@ -137,9 +140,23 @@ class TrainerProcess:
             where = f"{ranks.world_size} rank(s) on {ranks.device.type}"
             logger.info(f"{self._config.model.path}: {size:,} parameters, {where}, {start}")
 
-    def _connect(self, ranks: Ranks, progress: Progress, shutdown: Shutdown) -> BatchSource:
+    def _token_export(self, ranks: Ranks) -> TokenExport | None:
+        config = self._config.token_export
+        if config is None:
+            return None
+        return TokenExport(config, config.dir or self._run_dir.token_export, ranks, self._config.seed)
+
+    def _connect(self, ranks: Ranks, progress: Progress, shutdown: Shutdown, policy: Policy) -> BatchSource:
         if self._config.replay is not None:
             return ReplaySource(self._config.replay)
+        if self._config.data.fake is not None:
+            return FakeSource(
+                self._config.data.fake,
+                self._config.run.name,
+                seq_len=self._config.model.seq_len,
+                vocab_size=policy.causal_lm.config.get_text_config().vocab_size,
+                seed=self._config.seed,
+            )
         warn_if_exposed(self._config.orchestrator)
         link = OrchestratorLink(
             self._config.orchestrator,

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
-from trainer.config import ModelConfig
+from trainer.config import ModelConfig, TokenExportConfig
+from trainer.distributed import Ranks
 from trainer.fsdp import shard_policy
 from trainer.losses.config import DppoLossConfig
 from trainer.losses.factory import make_loss
@@ -25,6 +26,7 @@ from trainer.oracle import verify_packing
 from trainer.packing import pack_mini_batch
 from trainer.plan import plan_step
 from trainer.step import StepReport, StepSettings, train_mini_batch
+from trainer.token_export import TokenExport
 
 CPU = torch.device("cpu")
 NO_CLIP = 1e9
@@ -104,6 +106,7 @@ def _work(me: Rank) -> None:
     results["bfloat16"] = _record(
         shard_policy(half, mesh, reshard_after_forward=False), SCENARIOS["packed"], "bfloat16", me
     )
+    _export_tokens(policy, me)
     results["poisoned"] = _poisoned_step(policy, me)
     (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
 
@@ -118,6 +121,20 @@ def _record(policy: Policy, scenario: Scenario, name: str, me: Rank, mini_batch:
     if me.rank == 0:
         save_file(recorder.gradients, me.out / f"{name}.safetensors")
     return {"loss": report.loss, "metrics": report.metrics}
+
+
+def _export_tokens(policy: Policy, me: Rank) -> None:
+    samples = ordered(SCENARIOS["packed"])
+    plan = plan_step(make_manifest(samples), SCENARIOS["packed"].layout(me.rank, me.world_size))
+    mine = {row: samples[row] for row in plan.rows_for(me.rank).tolist()}
+    ranks = Ranks(me.rank, me.world_size, CPU)
+    export = TokenExport(TokenExportConfig(max_sequences_per_step=9), me.out / "token_export", ranks, seed=0)
+    recorder = export.recorder(plan, mine)
+    settings, loss = StepSettings(ENV_NAMES, NO_CLIP, SEQ_LEN), make_loss(DppoLossConfig())
+    train_mini_batch(
+        policy, GradientRecorder(policy), pack_mini_batch(plan, 0, me.rank, mine), loss, settings, recorder
+    )
+    export.write(recorder)
 
 
 def _poisoned_step(policy: Policy, me: Rank) -> dict[str, object]:

@@ -1,0 +1,73 @@
+"""Fake data: the trainer alone, on random samples that are the same on every rank and after every restart."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from runtime.errors import UserError
+from trainer.batch_source import NoBatch
+from trainer.cli import run
+from trainer.config import DataConfig, FakeDataConfig, ModelConfig, TrainerConfig
+from trainer.fake_data import FakeSource, fake_lengths
+from transport.manifest import BatchManifest
+
+MODEL = ModelConfig(path=Path("model"), seq_len=128)
+
+
+def source(**changes: object) -> FakeSource:
+    config = FakeDataConfig(**{"batch_size": 20, "mean_tokens": 40, **changes})
+    return FakeSource(config, "run", seq_len=64, vocab_size=50, seed=7)
+
+
+def manifest_of(fake: FakeSource, step: int) -> BatchManifest:
+    manifest = fake.manifest(step)
+    assert not isinstance(manifest, NoBatch)
+    return manifest
+
+
+def test_a_batch_is_the_same_for_every_rank_and_restart_and_another_at_every_step() -> None:
+    assert manifest_of(source(), 3).digest == manifest_of(source(), 3).digest
+    assert manifest_of(source(), 3).digest != manifest_of(source(), 4).digest
+
+
+def test_samples_are_those_of_the_manifest() -> None:
+    fake = source()
+    manifest = manifest_of(fake, 2)
+    samples = fake.samples(2, [5, 11])
+    assert [sample.num_tokens for sample in samples] == manifest.columns.lengths.numpy()[[5, 11]].tolist()
+    for sample in samples:
+        sample.check()
+        assert sample.token_ids.numpy().max() < 50
+        assert 0 < sample.num_loss_tokens < sample.num_tokens
+
+
+def test_groups_have_the_configured_size() -> None:
+    groups = manifest_of(source(group_size=8), 1).columns.groups.numpy()
+    assert np.bincount(groups).tolist() == [8, 8, 4]
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "uniform", "lognormal"])
+def test_lengths_have_the_mean_that_was_asked_for_and_stay_below_the_cap(lengths: str) -> None:
+    config = FakeDataConfig(batch_size=4000, lengths=lengths, mean_tokens=100, sigma=0.5)
+    drawn = fake_lengths(config, 10_000, np.random.default_rng(0))
+    assert drawn.mean() == pytest.approx(100, rel=0.03)
+    assert (len(set(drawn.tolist())) == 1) == (lengths == "fixed")
+    assert fake_lengths(config, 64, np.random.default_rng(0)).max() == 64
+    assert drawn.min() >= 2
+
+
+def test_a_micro_batch_cap_has_no_meaning_with_fake_data() -> None:
+    with pytest.raises(ValidationError, match=r"micro_batch_max_tokens has no meaning with fake data"):
+        TrainerConfig(model=MODEL, data=DataConfig(fake=FakeDataConfig(batch_size=4)), micro_batch_max_tokens=64)
+
+
+def test_a_batch_comes_from_one_place() -> None:
+    with pytest.raises(ValidationError, match=r"replay and data.fake exclude each other"):
+        TrainerConfig(model=MODEL, data=DataConfig(fake=FakeDataConfig(batch_size=4)), replay=Path("batches"))
+
+
+def test_fake_data_needs_a_batch_size() -> None:
+    with pytest.raises(UserError, match=r"data.fake.batch_size is required"):
+        run(["--model.path", "model", "--data.fake.mean_tokens", "4"])

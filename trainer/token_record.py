@@ -1,0 +1,156 @@
+"""`TokenRecorder`: what was computed for the tokens of chosen sequences, as the loss computed it, ready to be written.
+
+It watches a training step without touching it: tensors are kept detached on their device, and read back only when the
+optimizer has stepped. `TokenRecord` is one line of the export; `docs/token_export.md` describes it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from trainer.logprobs import TokenScores
+from trainer.losses.protocol import RlOutputs
+from trainer.micro_batch import MicroBatch
+from transport.sample import TrainingSample
+from transport.tensor import EncodedTensor
+
+Column = list[float | bool | None]
+"""One entry per token of the sequence; `None` where the token is not trained."""
+
+
+FLAGS = ("is_masked", "is_masked_high", "is_masked_low")
+"""Fields of `RlOutputs` that are recorded."""
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence. All lists have one entry per token. A number that is not finite is written as `null`."""
+
+    step: int
+    row: int
+    """Place in the batch."""
+    env_name: str
+    example_id: str
+    group_id: str
+    trajectory_id: str
+    step_index: int
+    temperature: float
+    token_ids: list[int]
+    loss_mask: list[bool]
+    reward: list[float]
+    advantage: list[float]
+    inference_logprobs: Column
+    trainer_logprobs: Column
+    entropy: Column
+    log_ratio: Column
+    ratio: Column
+    mismatch_kl: Column
+    prob_delta: Column
+    is_masked: Column
+    is_masked_high: Column
+    is_masked_low: Column
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """One chosen sequence of a micro batch; the tensors are those of the whole micro batch, without their graph."""
+
+    row: int
+    tokens: slice
+    """Its trained tokens."""
+    scores: TokenScores
+    flags: dict[str, Tensor]
+    """By the names of `FLAGS`; none if the micro batch has no `rl` tokens."""
+    rl_weights: Tensor | None
+
+
+class TokenRecorder:
+    """A `Watch` for one batch. Keeps the first visit of each chosen row; further epochs are not recorded."""
+
+    def __init__(self, step: int, rows: frozenset[int], samples: Mapping[int, TrainingSample], seq_len: int) -> None:
+        self.step = step
+        self._rows = set(rows)
+        self._samples = samples
+        self._seq_len = seq_len
+        self._watched: list[_Watched] = []
+
+    def __call__(self, batch: MicroBatch, scores: TokenScores, rl: RlOutputs | None) -> None:
+        """Keep what is needed of one micro batch."""
+        end = 0
+        kept = TokenScores(scores.logprobs.detach(), scores.entropies.detach())
+        flags = {} if rl is None else {name: getattr(rl, name).detach() for name in FLAGS}
+        for row in batch.sample_rows:
+            start, end = end, end + int(self._mask(row).sum())
+            if row in self._rows:
+                self._rows.remove(row)
+                self._watched.append(_Watched(row, slice(start, end), kept, flags, batch.loss_tokens.rl_weights))
+
+    def records(self) -> Iterator[TokenRecord]:
+        """The chosen sequences that this rank trained."""
+        for watched in self._watched:
+            yield self._record(watched)
+
+    def _mask(self, row: int) -> npt.NDArray[np.bool_]:
+        return self._samples[row].loss_mask.numpy()[: self._seq_len]
+
+    def _record(self, watched: _Watched) -> TokenRecord:
+        sample, mask = self._samples[watched.row], self._mask(watched.row)
+        length = len(mask)
+        new = _host(watched.scores.logprobs, watched.tokens)
+        old = sample.logprobs.numpy()[:length][mask].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            log_ratio = new - old
+            ratio = np.exp(log_ratio)
+            mismatch_kl, prob_delta = ratio - 1 - log_ratio, np.exp(new) - np.exp(old)
+        return TokenRecord(
+            step=self.step,
+            row=watched.row,
+            env_name=sample.env_name,
+            example_id=sample.example_id,
+            group_id=sample.group_id,
+            trajectory_id=sample.trajectory_id,
+            step_index=sample.step_index,
+            temperature=sample.temperature,
+            token_ids=sample.token_ids.numpy()[:length].tolist(),
+            loss_mask=mask.tolist(),
+            reward=[sample.reward] * length,
+            advantage=_by_token(sample.advantages, length),
+            inference_logprobs=_aligned(mask, old),
+            trainer_logprobs=_aligned(mask, new),
+            entropy=_aligned(mask, _host(watched.scores.entropies, watched.tokens)),
+            log_ratio=_aligned(mask, log_ratio),
+            ratio=_aligned(mask, ratio),
+            mismatch_kl=_aligned(mask, mismatch_kl),
+            prob_delta=_aligned(mask, prob_delta),
+            **{name: _flags(name, mask, watched) for name in FLAGS},
+        )
+
+
+def _flags(name: str, mask: npt.NDArray[np.bool_], watched: _Watched) -> Column:
+    """What the loss said of the tokens that belong to it; `None` for the others."""
+    if watched.rl_weights is None or name not in watched.flags:
+        return [None] * len(mask)
+    members = (watched.rl_weights[watched.tokens] != 0).cpu().numpy()
+    own = mask.copy()
+    own[mask] = members
+    return _aligned(own, watched.flags[name][watched.tokens].cpu().numpy()[members])
+
+
+def _host(values: Tensor, tokens: slice) -> npt.NDArray[np.float64]:
+    column: npt.NDArray[np.float64] = values[tokens].double().cpu().numpy()
+    return column
+
+
+def _by_token(value: float | EncodedTensor, length: int) -> list[float]:
+    column: list[float] = value.numpy()[:length].tolist() if isinstance(value, EncodedTensor) else [value] * length
+    return column
+
+
+def _aligned(mask: npt.NDArray[np.bool_], values: npt.NDArray[np.float64] | npt.NDArray[np.bool_]) -> Column:
+    column = np.full(len(mask), None, dtype=object)
+    column[mask] = values.tolist()
+    result: Column = column.tolist()
+    return result
