@@ -1,0 +1,119 @@
+"""Connections that end without a greeting are reported by address, once; our own ranks come and go in silence."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import zmq
+import zmq.asyncio
+from loguru import logger
+
+from transport.doorway import Doorway
+from transport.rejections import Reason, Rejections, printable
+
+CLOSED = 999_999
+"""A descriptor that is not open: as if libzmq had closed the connection before we looked."""
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logger.add(lambda line: lines.append(str(line)), level="WARNING", format="{message}")
+    yield lines
+    logger.remove(handler)
+
+
+@pytest.fixture
+def connection() -> Iterator[socket.socket]:
+    """Our end of an open TCP connection; the peer comes from 127.0.0.1."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        with closing(peer), closing(accepted):
+            yield accepted
+
+
+@pytest.fixture
+def rejections() -> Rejections:
+    return Rejections()
+
+
+@pytest.fixture
+def doorway(rejections: Rejections) -> Iterator[Doorway]:
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as server:
+        yield Doorway(server, rejections)
+
+
+def visit(doorway: Doorway, descriptor: int, *events: int) -> None:
+    """One connection from its first to its last event."""
+    for event in (zmq.EVENT_ACCEPTED, *events, zmq.EVENT_DISCONNECTED):
+        doorway.see(event, 0 if event in events else descriptor)
+
+
+def test_failed_handshake_is_named_once(doorway: Doorway, connection: socket.socket, log: list[str]) -> None:
+    for _ in range(5):
+        visit(doorway, connection.fileno(), zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    assert len(log) == 1
+    assert log[0].startswith("rejected handshake from 127.0.0.1: it broke off while greeting")
+
+
+def test_connection_that_says_nothing_is_named(doorway: Doorway, connection: socket.socket, log: list[str]) -> None:
+    visit(doorway, connection.fileno())
+    assert len(log) == 1
+    assert "left without a word" in log[0]
+
+
+def test_our_own_ranks_leave_in_silence(
+    doorway: Doorway, connection: socket.socket, rejections: Rejections, log: list[str]
+) -> None:
+    doorway.know("127.0.0.1")
+    visit(doorway, connection.fileno())
+    assert (rejections.counts(), log) == ({}, [])
+
+
+def test_stranger_beside_one_of_ours_is_named(doorway: Doorway, connection: socket.socket, log: list[str]) -> None:
+    doorway.know("127.0.0.1")
+    visit(doorway, connection.fileno(), zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    assert len(log) == 1
+
+
+def test_whom_the_allow_list_has_named_gets_no_second_line(
+    doorway: Doorway, connection: socket.socket, rejections: Rejections, log: list[str]
+) -> None:
+    rejections.add(Reason.KEY, "127.0.0.1", "not on the list")
+    visit(doorway, connection.fileno(), zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    assert len(log) == 1
+    assert rejections.counts() == {"key": 1, "handshake": 1}
+
+
+def test_nameless_stranger_is_reported_when_nobody_else_was(doorway: Doorway, log: list[str]) -> None:
+    visit(doorway, CLOSED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    assert log == []
+    doorway._report_nameless()
+    assert len(log) == 1
+    assert "gone before it could be looked up" in log[0]
+
+
+def test_nameless_stranger_that_comes_again_gets_one_line(
+    doorway: Doorway, connection: socket.socket, log: list[str]
+) -> None:
+    visit(doorway, CLOSED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    visit(doorway, connection.fileno(), zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    visit(doorway, CLOSED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    doorway._report_nameless()
+    assert [line.startswith("rejected handshake from 127.0.0.1") for line in log] == [True]
+
+
+def test_addresses_that_are_known_stay_bounded(doorway: Doorway) -> None:
+    for number in range(10_000):
+        doorway.know(f"10.0.{number // 256}.{number % 256}")
+    assert len(doorway._familiar) == 4096
+
+
+def test_what_a_peer_wrote_stays_on_one_line(rejections: Rejections, log: list[str]) -> None:
+    rejections.add(Reason.RUN, "10.0.0.1", "run 'x\n2026 CRITICAL all is lost\x1b[2J" + "y" * 10_000)
+    assert len(log) == 1
+    assert log[0].count("\n") == 1  # the one that ends it
+    assert len(log[0]) < 500
+    assert printable("a\r\n\x1b\u2028b") == "a????b"
