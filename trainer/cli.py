@@ -1,4 +1,5 @@
-"""`trainer @ file.toml ...`, `torchrun --nproc-per-node N -m trainer @ file.toml ...`, `trainer export ...`.
+"""`trainer @ file.toml ...`, `torchrun --nproc-per-node N -m trainer @ file.toml ...`, `trainer export ...`,
+`trainer check-loss IMPORT_PATH`.
 
 Torch is imported only once the config is known to be good: `--help`, `--dry-run` and mistakes answer at once.
 """
@@ -10,7 +11,7 @@ from typing import NoReturn
 from runtime.config import load_config, parse_config
 from runtime.errors import UserError
 from runtime.service import run_main
-from trainer.config import ExportConfig, TrainerConfig
+from trainer.config import CheckLossConfig, ExportConfig, TrainerConfig
 
 
 def main() -> NoReturn:
@@ -22,6 +23,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the command that `argv` names; the exit code."""
     if argv[:1] == ["export"]:
         return export(parse_config(ExportConfig, argv[1:], prog="trainer export"))
+    if argv[:1] == ["check-loss"]:
+        positional = ["--import-path"] if argv[1:2] and not argv[1].startswith(("-", "@")) else []
+        return check_loss(parse_config(CheckLossConfig, positional + list(argv[1:]), prog="trainer check-loss"))
     config = load_config(TrainerConfig, argv, prog="trainer")
     check_paths(config)
     from trainer.service import run_trainer
@@ -37,6 +41,20 @@ def export(config: ExportConfig) -> int:
     manifest = export_checkpoint(checkpoint, config.out)
     print(f"exported step {manifest.step} of run {manifest.run_id} from {checkpoint} to {config.out}")
     return 0
+
+
+def check_loss(config: CheckLossConfig) -> int:
+    """`trainer check-loss`: 0 if the loss keeps every promise, 1 if not."""
+    from trainer.losses.custom import load_custom_loss
+    from trainer.losses.invariance import check_loss as run_checks
+
+    checks = list(run_checks(load_custom_loss(config.import_path, config.kwargs)))
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name:<{width}}  {check.detail}")
+    num_failed = sum(not check.passed for check in checks)
+    print(f"{config.import_path}: {len(checks) - num_failed} of {len(checks)} checks passed")
+    return 1 if num_failed else 0
 
 
 def check_paths(config: TrainerConfig) -> None:

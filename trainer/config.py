@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
@@ -193,6 +193,15 @@ class TrainerConfig(ServiceConfig):
         if self.schedule.type != "constant" and self.max_steps is None:
             raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
         return self
+
+
+class CheckLossConfig(Config):
+    """`trainer check-loss IMPORT_PATH`: hold a loss of your own to what every loss must promise."""
+
+    import_path: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`package.module:function`, as in `loss.import_path`."""
+    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of the function, as JSON."""
 
 
 class ExportConfig(Config):
