@@ -6,6 +6,7 @@
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from trainer.errors import ModelUnusable
 from trainer.logprobs import TokenScores
@@ -35,6 +36,11 @@ def verify_packing(policy: Policy, device: torch.device) -> None:
     samples = [_probe(rng.integers(0, vocab_size, length)) for length in (9, 5, 12)]
     packed = policy(pack(samples, [0] * 3, range(3), seq_len=16, pad_multiple=4).to(device)).logprobs
     error = float((packed - forward_per_segment(policy, samples, 16, device).logprobs).abs().max())
+    # A forward without a backward leaves FSDP modules whole; an optimizer made now would hold parameters that are
+    # thrown away at the next reshard, and train nothing.
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     if not error <= _TOLERANCE[policy.compute_dtype]:
         raise ModelUnusable(
             f"{type(policy.causal_lm).__name__} cannot be trained packed: samples that share a row change each other's "

@@ -136,6 +136,7 @@ def _guarded_step(
 ) -> tuple[float, bool]:
     """(gradient norm, whether the weights changed). The sums that are judged are those of all ranks, so all agree."""
     parameters = [parameter for parameter in policy.parameters() if parameter.grad is not None]
+    _check_holds(optimizer, parameters)
     norm = _total_norm(parameters)
     grad_norm = float(norm)
     is_finite = math.isfinite(grad_norm) and all(map(math.isfinite, losses.values()))
@@ -145,6 +146,14 @@ def _guarded_step(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return grad_norm, stepped
+
+
+def _check_holds(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """FSDP swaps parameter objects: an optimizer made at the wrong moment would step on discarded ones, silently."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert all(id(parameter) in held for parameter in parameters), (
+        "the optimizer holds other parameters than the policy"
+    )
 
 
 def _agreed(is_finite: bool) -> bool:
