@@ -3,16 +3,17 @@
 ServiceError (runtime)          ends the process with one line and an exit code
 ├── InvariantError              a promise of our own code is broken: a bug, exit code 1
 ├── AdvantageError              the advantage function broke its contract, exit code 1
-├── NoSignalError               only groups without any advantage, exit code 1
+├── NoSignalError               only groups without any advantage, exit code 78
 ├── FailureRateError            too many rollouts of one environment fail, exit code 1
 ├── LedgerError                 the ledger does not decode or does not balance, exit code 1
 ├── UserError
 │   └── StateMismatchError      the run directory belongs to another configuration, exit code 2
 └── PeerLostError
-    └── EnginesLostError        too many rollouts fail because no engine answers, exit code 76
+    └── EnginesLostError        too many rollouts fail because no engine, or teacher, answers, exit code 76
 """
 
 from runtime.errors import PeerLostError, ServiceError, UserError
+from runtime.exit_codes import ExitCode
 
 
 class InvariantError(ServiceError):
@@ -25,6 +26,8 @@ class AdvantageError(ServiceError):
 
 class NoSignalError(ServiceError):
     """The message says what to change."""
+
+    exit_code = ExitCode.NO_SIGNAL
 
 
 class FailureRateError(ServiceError):

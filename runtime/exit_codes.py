@@ -19,3 +19,5 @@ class ExitCode(IntEnum):
     """A service this one cannot work without is gone."""
     NON_FINITE = 77
     """Loss or gradient were not finite too many steps in a row."""
+    NO_SIGNAL = 78
+    """The run cannot learn: no group of rollouts differs. The message has advice; a restart changes nothing."""
