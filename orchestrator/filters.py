@@ -134,4 +134,5 @@ class FailureGuard:
             f"{len(failures)} of the last {self._window} rollouts of env {env_name!r} failed; "
             f"the commonest error ({count}x) is {reason}: {message}"
         )
-        raise EnginesLostError(text) if reason is FailureReason.ENGINE_ERROR else FailureRateError(text)
+        is_peer = reason in (FailureReason.ENGINE_ERROR, FailureReason.TEACHER_ERROR)
+        raise EnginesLostError(text) if is_peer else FailureRateError(text)

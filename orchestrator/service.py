@@ -15,6 +15,7 @@ import uvloop
 from loguru import logger
 from prometheus_client import CollectorRegistry
 
+from orchestrator.algorithms.loading import load_envs
 from orchestrator.config import BatchServerConfig, OrchestratorConfig
 from orchestrator.engines.factory import make_engine
 from orchestrator.engines.protocol import Engine
@@ -53,7 +54,10 @@ def load_backend(config: OrchestratorConfig) -> Backend:
     """The backend that the config names, not started. Raises `UserError`."""
     tokenizer = Tokenizer.from_folder(config.model.path)
     engine = make_engine(config, tokenizer)
-    return Backend(engine, [load_env(env, engine, tokenizer) for env in config.envs])
+    adapters = load_envs(
+        config, engine, tokenizer.vocab_size, lambda env, generator: load_env(env, generator, tokenizer)
+    )
+    return Backend(engine, adapters)
 
 
 def load_keys(config: BatchServerConfig) -> CurveKeys | None:

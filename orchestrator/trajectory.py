@@ -8,7 +8,8 @@ that the template adds after it is tokenized. Text that the policy sampled is ne
 would differ. Messages that extend no recorded turn (an edited history) start a new root.
 
 Turns form a tree, a branch is a path to a leaf, and every sampled token is marked `sampled` in exactly one branch:
-the first that holds it. So nothing is trained twice and nothing is lost, however the conversation forks.
+the first that holds it. So nothing is trained twice and nothing is lost, however the conversation forks. The same holds
+for `observed`: what the environment wrote between turns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,7 @@ def _branch(path: Sequence[tuple[_Turn, bool]]) -> Branch:
     """Concatenate turns; those that another branch owns are context here: not sampled, no versions."""
     token_ids: list[Int32s] = []
     sampled: list[Bools] = []
+    observed: list[Bools] = []
     logprobs: list[Floats] = []
     versions: list[VersionSpan] = []
     position = 0
@@ -148,8 +150,17 @@ def _branch(path: Sequence[tuple[_Turn, bool]]) -> Branch:
         start = position + num_added
         token_ids += [turn.added_ids, turn.sampled_ids]
         sampled += [np.zeros(num_added, np.bool_), np.full(num_sampled, is_owned)]
+        # What is added after a reply is the environment's answer to it; before the first reply it is the task.
+        is_answer = is_owned and turn.parent is not None
+        observed += [np.full(num_added, is_answer), np.zeros(num_sampled, np.bool_)]
         logprobs += [np.zeros(num_added, np.float32), turn.logprobs if is_owned else np.zeros(num_sampled, np.float32)]
         if is_owned:
             versions += [VersionSpan(span.version, start + span.start, start + span.end) for span in turn.versions]
         position = start + num_sampled
-    return Branch(np.concatenate(token_ids), np.concatenate(sampled), np.concatenate(logprobs), tuple(versions))
+    return Branch(
+        token_ids=np.concatenate(token_ids),
+        sampled=np.concatenate(sampled),
+        logprobs=np.concatenate(logprobs),
+        versions=tuple(versions),
+        observed=np.concatenate(observed),
+    )

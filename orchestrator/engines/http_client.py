@@ -8,11 +8,13 @@ import msgspec
 
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.retry import TemporaryError, parse_retry_after
-from transport.generation import GENERATE_PATH, MSGPACK, WEIGHTS_PATH, ApplyWeights, ServedWeights
+from transport.generation import GENERATE_PATH, MSGPACK, SCORE_PATH, WEIGHTS_PATH, ApplyWeights, ServedWeights
 
 HEALTH_TIMEOUT_S = 5.0
 KEEPALIVE_S = 60.0
 MAX_ERROR_CHARS = 500
+NOT_IMPLEMENTED = 501
+"""The one answer above 500 that will not change."""
 
 _T = TypeVar("_T")
 _MSGPACK_HEADERS = {"Content-Type": MSGPACK}
@@ -24,6 +26,7 @@ class EngineHealth(msgspec.Struct, frozen=True):
 
     status: str
     vocab_size: int
+    model: str = ""
 
 
 _health_decoder = msgspec.json.Decoder(EngineHealth)
@@ -48,6 +51,10 @@ class EngineClient:
     async def generate(self, body: bytes, timeout_s: float) -> bytes:
         """The encoded reply to an encoded `GenerateRequest`."""
         return await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
+
+    async def score(self, body: bytes, timeout_s: float) -> bytes:
+        """The encoded reply to an encoded `ScoreRequest`."""
+        return await self._exchange("POST", SCORE_PATH, timeout_s, body, _MSGPACK_HEADERS)
 
     async def apply_weights(self, order: ApplyWeights, timeout_s: float) -> ServedWeights:
         """What the engine says it serves after it was told to load a publish."""
@@ -78,7 +85,7 @@ class EngineClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Body of a 200. `TemporaryError` without an answer and for 429 and 5xx, `EngineError` for any other status."""
+        """Body of a 200. `TemporaryError` without an answer and for 429 and 5xx but 501, `EngineError` elsewhere."""
         url, timeout = self.url + path, aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
@@ -90,7 +97,7 @@ class EngineClient:
         if response.status == 200:
             return payload
         message = f"{url} answered {response.status}: {payload[:MAX_ERROR_CHARS].decode(errors='replace')}"
-        if response.status == 429 or response.status >= 500:
+        if response.status == 429 or (response.status >= 500 and response.status != NOT_IMPLEMENTED):
             retry_after_s = parse_retry_after(response.headers.get("Retry-After"))
             raise TemporaryError(message, retry_after_s, is_busy=response.status == 429)
         raise EngineError(message)

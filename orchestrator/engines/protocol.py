@@ -14,7 +14,17 @@ class InvalidResponse(EngineError):
     """An engine answered with something that must not be trained on. Not retried."""
 
 
-class Engine(Protocol):
+class Generator(Protocol):
+    """Whoever samples tokens: an engine of the policy, or a teacher."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """Sample. The reply is validated: lengths agree, log probabilities are finite and <= 0, ids are in the
+        vocabulary, version spans cover every token (or none, if no policy of ours sampled them). Raises `EngineError`
+        or `InvalidResponse`."""
+        ...
+
+
+class Engine(Generator, Protocol):
     """One engine, or a pool that looks like one. An engine is in service, or it gets no request.
 
     Invariant of a pool: whoever is in service was seen to serve the version applied last, or a later one.
@@ -33,11 +43,6 @@ class Engine(Protocol):
     async def tend(self) -> None:
         """Bring engines that left the service back, with the right weights before the first request; until cancelled.
         Returns at once where nothing can leave."""
-        ...
-
-    async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """Sample. The reply is validated: lengths agree, log probabilities are finite and <= 0, ids are in the
-        vocabulary, version spans cover every token. Raises `EngineError` or `InvalidResponse`."""
         ...
 
     async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:

@@ -1,12 +1,12 @@
 """From an environment's config to its adapter. Importing this module does not import verifiers, which takes seconds."""
 
 from orchestrator.config import EnvConfig
-from orchestrator.engines.protocol import Engine
+from orchestrator.engines.protocol import Generator
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.tokenizer import Tokenizer
 
 
-def load_env(config: EnvConfig, engine: Engine, tokenizer: Tokenizer) -> EnvAdapter:
+def load_env(config: EnvConfig, engine: Generator, tokenizer: Tokenizer) -> EnvAdapter:
     """The environment that `config` names, not started. Raises `UserError` if it does not exist or refuses its args."""
     from orchestrator.envs.verifiers_adapter import load
 

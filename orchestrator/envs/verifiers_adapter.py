@@ -23,7 +23,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.state import state_cls
 
 from orchestrator.config import EnvConfig
-from orchestrator.engines.protocol import Engine
+from orchestrator.engines.protocol import Generator
 from orchestrator.envs.examples import example_ids
 from orchestrator.envs.outcome import failure, failure_of, scored
 from orchestrator.envs.protocol import RolloutRequest
@@ -95,7 +95,7 @@ class VerifiersAdapter:
 class DirectDriver:
     """One prompt, one completion, the task's own scoring."""
 
-    def __init__(self, model: str, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, engine: Generator, tokenizer: Tokenizer) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._agent = vf.AgentInfo(config=vf.AgentConfig(model=model, runtime=SUBPROCESS, harness={"id": HARNESS_ID}))
@@ -137,7 +137,9 @@ class DirectDriver:
 class GatewayDriver:
     """The environment's own control flow, with our gateway as its model."""
 
-    def __init__(self, env: vf.Env, model: str, engine: Engine, tokenizer: Tokenizer, *, scores_jointly: bool) -> None:
+    def __init__(
+        self, env: vf.Env, model: str, engine: Generator, tokenizer: Tokenizer, *, scores_jointly: bool
+    ) -> None:
         self._env = env
         self._model = model
         self._engine = engine
@@ -229,7 +231,7 @@ class GatewayHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         return vf.ProgramResult(exit_code=int(failed), stdout="", stderr=text if failed else "")
 
 
-def load(config: EnvConfig, engine: Engine, tokenizer: Tokenizer) -> VerifiersAdapter:
+def load(config: EnvConfig, engine: Generator, tokenizer: Tokenizer) -> VerifiersAdapter:
     """The environment that `config` names. Raises `UserError`."""
     env, scores_jointly = _load_env(config)
     tasks = _load_tasks(config, env)

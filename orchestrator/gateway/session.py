@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.chat_template import Message
-from orchestrator.engines.protocol import Engine, EngineError
+from orchestrator.engines.protocol import EngineError, Generator
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trajectory import Trajectory
 from transport.generation import GenerateRequest
@@ -35,7 +35,7 @@ class Completion:
 class Session:
     """Samples turns and keeps what they were. `failure` is the engine's error, once there was one."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, plan: SamplingPlan) -> None:
+    def __init__(self, engine: Generator, tokenizer: Tokenizer, plan: SamplingPlan) -> None:
         self.plan = plan
         self.trajectory = Trajectory(tokenizer)
         self.failure: EngineError | None = None

@@ -1,5 +1,6 @@
 """A real HTTP server that speaks the inference contract, and misbehaves on request."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -8,7 +9,17 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.engines.scripted import ScriptedEngine
-from transport.generation import GENERATE_PATH, MSGPACK, WEIGHTS_PATH, ApplyWeights, GenerateRequest, ServedWeights
+from transport.generation import (
+    GENERATE_PATH,
+    MSGPACK,
+    SCORE_PATH,
+    WEIGHTS_PATH,
+    ApplyWeights,
+    GenerateRequest,
+    ScoreReply,
+    ScoreRequest,
+    ServedWeights,
+)
 
 VOCAB_SIZE = 64
 EOS = 2
@@ -33,6 +44,12 @@ class EngineServer:
     sampled_versions: list[int] = field(default_factory=list)
     """What it served when a request came in."""
 
+    scores: Callable[[ScoreRequest], ScoreReply] | None = None
+    """How it scores; without it there is no such route."""
+    num_scoring: int = 0
+    most_scoring: int = 0
+    """The most scoring requests that ran at the same time."""
+    scored: list[ScoreRequest] = field(default_factory=list)
     runner: web.AppRunner | None = None
 
     async def open(self) -> None:
@@ -40,6 +57,8 @@ class EngineServer:
         app = web.Application()
         app.router.add_get("/health", self.health)
         app.router.add_post(GENERATE_PATH, self.generate)
+        if self.scores is not None:
+            app.router.add_post(SCORE_PATH, self.score)
         app.router.add_post(WEIGHTS_PATH, self.apply)
         app.router.add_get(WEIGHTS_PATH, self.served)
         self.runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
@@ -58,7 +77,7 @@ class EngineServer:
         if self.num_loading:
             self.num_loading -= 1
             return web.json_response({"status": "loading", "vocab_size": 0}, status=503)
-        return web.json_response({"status": "ok", "engine": "scripted", "vocab_size": self.vocab_size})
+        return web.json_response({"status": "ok", "engine": "scripted", "model": "tiny", "vocab_size": self.vocab_size})
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         self.num_generate += 1
@@ -67,6 +86,20 @@ class EngineServer:
             return await self.misbehaviours.pop(0)(request)
         ask = msgspec.msgpack.decode(await request.read(), type=GenerateRequest)
         return packed(await self.engine.generate(ask))
+
+    async def score(self, request: web.Request) -> web.StreamResponse:
+        self.num_scoring += 1
+        self.most_scoring = max(self.most_scoring, self.num_scoring)
+        try:
+            ask = msgspec.msgpack.decode(await request.read(), type=ScoreRequest)
+            await asyncio.sleep(0)
+            if self.misbehaviours:
+                return await self.misbehaviours.pop(0)(request)
+            self.scored.append(ask)
+            assert self.scores is not None
+            return packed(self.scores(ask))
+        finally:
+            self.num_scoring -= 1
 
     async def apply(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":

@@ -44,3 +44,12 @@ def check_branch(branch: Branch) -> None:
         covered[span.start : span.end] = True
     assert (covered == branch.sampled).all()
     assert (branch.logprobs[~branch.sampled] == 0).all()
+    assert branch.observed is not None
+    assert (len(branch.observed), branch.observed.dtype) == (length, np.bool_)
+    assert not (branch.observed & branch.sampled).any()
+    assert not branch.observed[0], "the first token is the task's"
+
+
+def observed_tokens(branches: Sequence[Branch]) -> list[int]:
+    """All tokens that the environment wrote between turns, in order."""
+    return [int(token) for branch in branches for token in branch.token_ids[branch.observed]]

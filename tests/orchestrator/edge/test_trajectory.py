@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from orchestrator.chat_template import Message
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trajectory import Trajectory
 from tests.orchestrator.edge.model_folders import BRACKETS, QWEN_LIKE, bpe_tokenizer, character_tokenizer, write_folder
-from tests.orchestrator.edge.replies import check_branch, make_reply, sampled_tokens
+from tests.orchestrator.edge.replies import check_branch, make_reply, observed_tokens, sampled_tokens
 from transport.sample import VersionSpan
 
 USER = {"role": "user", "content": "the cat"}
@@ -71,6 +72,15 @@ def test_two_turns_are_one_branch_with_spans_over_the_sampled_tokens(tokenizer: 
     assert branch.logprobs[-3:].tolist() == [-0.5, -1.5, -2.5]
     assert trajectory.num_turns == 2
     assert [message["role"] for message in trajectory.messages] == ["user", "assistant", "user", "assistant"]
+
+
+def test_what_is_observed_is_the_environments_answer_and_never_the_task(tokenizer: Tokenizer) -> None:
+    trajectory = Trajectory(tokenizer)
+    chat = say(trajectory, [USER], [10, 11, eos(tokenizer)])
+    say(trajectory, [*chat, MORE], [12, eos(tokenizer)])
+    (branch,) = trajectory.branches()
+    text = tokenizer.decode(np.array(observed_tokens([branch]), np.int32), skip_special_tokens=False)
+    assert text == "\n<|im_start|>user\nand then?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_edited_history_starts_a_new_branch(tokenizer: Tokenizer) -> None:
@@ -180,6 +190,7 @@ def test_no_sampled_token_is_lost_or_trained_twice(any_tokenizer: Tokenizer, pla
     end = eos(any_tokenizer)
     chats: list[list[Message]] = [[]]
     expected: list[int] = []
+    answers: list[int] = []
     for ids, stops, which, text in plays:
         chat = [*chats[which % len(chats)], {"role": "user", "content": text}]
         sampled = [*ids, end] if stops or not ids else ids
@@ -187,10 +198,12 @@ def test_no_sampled_token_is_lost_or_trained_twice(any_tokenizer: Tokenizer, pla
         reply = trajectory.record(prompt, make_reply(sampled))
         chats.append([*chat, {"role": "assistant", "content": reply}])
         expected += sampled
+        answers += [] if prompt.parent is None else prompt.token_ids[prompt.num_inherited :].tolist()
     branches = trajectory.branches()
     for branch in branches:
         check_branch(branch)
     assert sorted(sampled_tokens(branches)) == sorted(expected)
+    assert sorted(observed_tokens(branches)) == sorted(answers), "what the environment wrote is observed once"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
