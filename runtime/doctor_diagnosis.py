@@ -122,12 +122,16 @@ def _outside_parentheses(text: str) -> str:
 
 
 def _find_culprit(conditions: Mapping[str, Condition], waits: Sequence[Wait]) -> str | None:
-    """The sickest service; of equals one that others wait for, and that waits for nobody itself."""
-    sick = [name for name, condition in conditions.items() if condition in _SICK]
+    """The sickest service, of equals one that is waited for; but who is only stalled blames whom it waits for."""
     awaited = {peer for wait in waits for peer in wait.peers}
-    waiting = {wait.waiter for wait in waits if wait.peers}
-    key = {name: (_SEVERITY[conditions[name]], name in awaited, name not in waiting) for name in sick}
-    return max(sick, key=lambda name: key[name], default=None)
+    sick = [name for name, condition in conditions.items() if condition in _SICK]
+    culprit = max(sick, key=lambda name: (_SEVERITY[conditions[name]], name in awaited), default=None)
+    seen: set[str] = set()
+    while culprit is not None and conditions[culprit] is Condition.STALLED and culprit not in seen:
+        seen.add(culprit)
+        peers = [peer for wait in waits if wait.waiter == culprit for peer in wait.peers if peer in conditions]
+        culprit = max(peers, key=lambda name: _SEVERITY[conditions[name]], default=culprit)
+    return culprit
 
 
 def _chain(conditions: Mapping[str, Condition], waits: Sequence[Wait], culprit: str | None) -> list[str]:

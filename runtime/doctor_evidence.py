@@ -66,23 +66,30 @@ class Evidence:
     """How far each file of the run has come."""
 
 
-def gather_evidence(run_dir: RunDir, timeout_s: float = PROBE_TIMEOUT_S) -> Evidence:
-    """Look at everything; takes at most a little more than `timeout_s`."""
+Report = Mapping[str, Fact]
+"""The body of `/health`."""
+
+
+def gather_evidence(
+    run_dir: RunDir, timeout_s: float = PROBE_TIMEOUT_S, known: Mapping[str, Report] | None = None
+) -> Evidence:
+    """Look at everything; takes at most a little more than `timeout_s`. Services in `known` need not be asked."""
     names = {path.stem for pattern in ("*.lock", "*.json") for path in run_dir.services.glob(pattern)}
     with ThreadPoolExecutor(max_workers=16) as pool:
-        services = tuple(pool.map(lambda name: _examine(run_dir, name, timeout_s), sorted(names)))
+        services = tuple(
+            pool.map(lambda name: _examine(run_dir, name, timeout_s, (known or {}).get(name, {})), sorted(names))
+        )
     return Evidence(str(run_dir.path), services, read_positions(run_dir))
 
 
-def _examine(run_dir: RunDir, name: str, timeout_s: float) -> ServiceEvidence:
+def _examine(run_dir: RunDir, name: str, timeout_s: float, health: Report) -> ServiceEvidence:
     holder = read_holder(run_dir.services / f"{name}.lock")
     info = run_dir.read_services().get(name)
     if holder is None and info is not None:
         holder = Holder(pid=info.pid, host=info.host)
     life = find_life(holder, run_dir.services / f"{name}.lock")
-    health: Mapping[str, Fact] = {}
     problem = ""
-    if info is not None and info.health_url and life is not Life.GONE:
+    if not health and info is not None and info.health_url and life is not Life.GONE:
         health, problem = probe_health(info.health_url, timeout_s)
     return ServiceEvidence(
         name=name,
@@ -132,7 +139,7 @@ def _link(path: str) -> str:
         return ""
 
 
-def probe_health(url: str, timeout_s: float) -> tuple[Mapping[str, Fact], str]:
+def probe_health(url: str, timeout_s: float) -> tuple[Report, str]:
     """The report at `url`, or why there is none."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as response:

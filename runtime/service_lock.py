@@ -1,5 +1,6 @@
 """One process per service and run: the second is refused, and told who the first is."""
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -44,13 +45,10 @@ class ServiceLock:
     def release(self, ended: str = "exit 0") -> None:
         """Let the next one in, and leave word of how this one ended. Idempotent."""
         if self._descriptor >= 0:
-            try:
+            with contextlib.suppress(OSError):  # a full disk: `rl doctor` will have to guess
                 self._write(Holder(pid=os.getpid(), host=socket.gethostname(), ended=ended))
-            except OSError:  # a full disk: `rl doctor` will have to guess
-                pass
-            finally:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def __enter__(self) -> "ServiceLock":
         return self
@@ -63,6 +61,13 @@ class ServiceLock:
     def _write(self, holder: Holder) -> None:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
+
+
+def record_end(path: Path, ended: str) -> None:
+    """Leave word in the lock file for a holder that ends without releasing its lock. Never raises `OSError`."""
+    holder = Holder(pid=os.getpid(), host=socket.gethostname(), ended=ended)
+    with contextlib.suppress(OSError):
+        path.write_bytes(msgspec.json.encode(holder))
 
 
 def read_holder(path: Path) -> Holder | None:

@@ -4,16 +4,18 @@ import faulthandler
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from loguru import logger
 
 from runtime.doctor_diagnosis import diagnose
-from runtime.doctor_evidence import gather_evidence
+from runtime.doctor_evidence import Report, gather_evidence
 from runtime.exit_codes import ExitCode
 from runtime.health import Health
 from runtime.loop_lag import LoopLag
 from runtime.run_dir import RunDir
+from runtime.service_lock import record_end
 
 BLOCKED_DUMP_S = 30.0
 """Seconds that an event loop may be blocked before all stacks are dumped, once per block."""
@@ -81,12 +83,15 @@ class Watchdog:
     def _end(self, age: float) -> None:
         where = self._dump()
         waits = self._health.waits or "nothing it knows of"
-        logger.critical(
-            f"{self._health.service} stalled: no progress for {age:.1f} s "
-            f"(stall_timeout_s = {self._health.stall_timeout_s:g}), waiting for {waits}; stacks: {where}"
+        reason = (
+            f"stalled: no progress for {age:.1f} s "
+            f"(stall_timeout_s = {self._health.stall_timeout_s:g}), waiting for {waits}"
         )
+        logger.critical(f"{self._health.service} {reason}; stacks: {where}")
         if self._run_dir is not None:
-            logger.critical(f"who waits for whom: {_chain(self._run_dir)}")
+            name = self._stacks.stem if self._stacks is not None else self._health.service
+            logger.critical(f"who waits for whom: {_chain(self._run_dir, {name: self._health.report()})}")
+            record_end(self._run_dir.services / f"{name}.lock", f"exit {ExitCode.STALLED:d}: {reason}")
         os._exit(ExitCode.STALLED)
 
     def _dump(self) -> str:
@@ -102,10 +107,14 @@ class Watchdog:
         return str(self._stacks)
 
 
-def _chain(run_dir: RunDir) -> str:
+def _chain(run_dir: RunDir, own: Mapping[str, Report]) -> str:
     """The conclusion of `rl doctor`, if it comes in time."""
     found: list[str] = []
-    asking = threading.Thread(target=lambda: found.append(diagnose(gather_evidence(run_dir)).conclusion), daemon=True)
+
+    def ask() -> None:
+        found.append(diagnose(gather_evidence(run_dir, known=own)).conclusion)
+
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(timeout=CHAIN_TIMEOUT_S)
     return found[0] if found else f"the run directory {run_dir.path} did not tell within {CHAIN_TIMEOUT_S:g} s"

@@ -136,6 +136,17 @@ def test_of_two_dead_the_one_that_is_waited_for_is_the_culprit() -> None:
     assert diagnose(run(*others, service("orchestrator", "inference"))).culprit == "inference"
 
 
+def test_stalled_service_blames_whom_it_waits_for() -> None:
+    health = {"status": "stalled", "progress_age_s": 901.0, "waiting_for": "policy version 1 from the trainer"}
+    stalled = service("orchestrator", health=health)
+    diagnosis = diagnose(run(stalled, service("trainer", health={"status": "starting"})))
+    assert diagnosis.culprit == "trainer"
+    assert diagnosis.conclusion.endswith("; trainer is starting")
+    health = {"status": "stalled", "progress_age_s": 901.0, "waiting_for": "batch 1 from the orchestrator"}
+    assert diagnose(run(stalled, service("trainer", health=health))).culprit in ("orchestrator", "trainer")
+    assert diagnose(run(stalled)).culprit == "orchestrator"
+
+
 def test_launcher_is_no_part_of_the_chain() -> None:
     assert diagnose(run(dead("rl"))).conclusion == "no service was ever started in runs/x"
 
