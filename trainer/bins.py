@@ -24,19 +24,21 @@ def best_fit_decreasing(lengths: IntArray, cap: int) -> tuple[IntArray, int]:
     """(bin of each sample, number of bins). A bin holds at most `cap` tokens, or a single longer sample."""
     sizes: list[int] = lengths.tolist()
     bin_of = [0] * len(sizes)
-    free: list[tuple[int, int]] = []  # (free tokens, bin), sorted: the first that fits leaves the least room
+    # Bins with room as `free tokens * len + bin`, sorted: the first that fits leaves the least room.
+    stride = len(sizes) + 1
+    free: list[int] = []
     num_bins = 0
     for row in np.argsort(-lengths, kind="stable").tolist():
         length = sizes[row]
-        position = bisect_left(free, (length, -1))
+        position = bisect_left(free, length * stride)
         if position < len(free):
-            room, target = free.pop(position)
+            room, target = divmod(free.pop(position), stride)
         else:
             room, target = cap, num_bins
             num_bins += 1
         bin_of[row] = target
         if room > length:
-            insort(free, (room - length, target))
+            insort(free, (room - length) * stride + target)
     return np.array(bin_of, dtype=np.int64), num_bins
 
 

@@ -21,6 +21,9 @@ from trainer.layout import Layout
 from trainer.weighting import units_of
 from transport.manifest import TEXT, BatchManifest
 
+WORTH_SPREADING = 0.985
+"""Share of the room in all micro batches above which they are so full that no order of them costs much less."""
+
 
 @dataclass(frozen=True)
 class GlobalCounts:
@@ -124,14 +127,25 @@ def order_of_visits(layout: Layout, step: int) -> tuple[int, ...]:
 
 
 def assign_mini_batches(trajectories: IntArray, lengths: IntArray, num_mini_batches: int) -> IntArray:
-    """Mini-batch of each sample: whole trajectories, in order of first appearance, about equal in tokens."""
+    """Mini-batch of each sample: whole trajectories, in order of first appearance, about equal in tokens, none empty
+    unless there are fewer trajectories than mini-batches."""
     _, first_row, inverse = np.unique(trajectories, return_index=True, return_inverse=True)
     order = np.argsort(first_row, kind="stable")
     tokens = np.bincount(inverse, weights=lengths)[order]
-    midpoints = np.cumsum(tokens) - tokens / 2
+    ideal = ((np.cumsum(tokens) - tokens / 2) * num_mini_batches // tokens.sum()).astype(np.int64)
     mini_batch_of_trajectory = np.empty(len(order), dtype=np.int64)
-    mini_batch_of_trajectory[order] = midpoints * num_mini_batches // tokens.sum()
+    mini_batch_of_trajectory[order] = _without_gaps(ideal, num_mini_batches)
     return mini_batch_of_trajectory[inverse]
+
+
+def _without_gaps(ideal: IntArray, num_mini_batches: int) -> IntArray:
+    """The ascending `ideal`, changed where a trajectory longer than a mini-batch would skip one: from 0, up by at most
+    one, and early enough that every mini-batch gets a trajectory."""
+    places = np.arange(len(ideal))
+    ideal = ideal.copy()
+    ideal[0] = 0
+    no_skips = places + np.minimum.accumulate(ideal - places)
+    return np.maximum(no_skips, np.maximum(num_mini_batches - len(ideal) + places, 0))
 
 
 def _check_trainable(manifest: BatchManifest) -> None:
@@ -145,7 +159,8 @@ def _plan_mini_batch(rows: IntArray, lengths: IntArray, manifest: BatchManifest,
     counts = _count(rows, lengths, manifest)
     if counts.num_loss_tokens == 0:
         raise PlanError(
-            f"batch {manifest.step} gives a mini-batch of {counts.num_samples} samples without a trained token"
+            f"batch {manifest.step} gives a mini-batch of {counts.num_samples} samples without a trained token: the "
+            f"orchestrator sends samples without any, or too few trajectories for {layout.num_mini_batches} mini_batches"
         )
     bin_of, num_rounds = _pack(lengths[rows], layout)
     slot_of_bin = _schedule(bin_of, lengths[rows], num_rounds, layout.dp_size)
@@ -160,8 +175,9 @@ def _pack(lengths: IntArray, layout: Layout) -> tuple[IntArray, int]:
     """(bin of each sample, number of rounds): tight bins, or, if rounding up to whole rounds leaves room, even ones."""
     bin_of, num_bins = best_fit_decreasing(lengths, layout.micro_batch_tokens)
     num_rounds = -(-num_bins // layout.dp_size)
-    if num_bins < num_rounds * layout.dp_size:
-        spread = spread_by_cost(lengths, num_rounds * layout.dp_size, layout.micro_batch_tokens)
+    num_slots = num_rounds * layout.dp_size
+    if num_bins < num_slots and lengths.sum() < WORTH_SPREADING * num_slots * layout.micro_batch_tokens:
+        spread = spread_by_cost(lengths, num_slots, layout.micro_batch_tokens)
         bin_of = bin_of if spread is None else spread
     return bin_of, num_rounds
 
