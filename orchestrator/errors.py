@@ -7,6 +7,7 @@ ServiceError (runtime)          ends the process with one line and an exit code
 ├── FailureRateError            too many rollouts of one environment fail, exit code 1
 ├── LedgerError                 the ledger does not decode or does not balance, exit code 1
 ├── UserError
+│   ├── StateColumnError        a column to save is missing or cannot be written, exit code 2
 │   └── StateMismatchError      the run directory belongs to another configuration, exit code 2
 └── PeerLostError
     └── EnginesLostError        too many rollouts fail because no engine, or teacher, answers, exit code 76
@@ -36,6 +37,10 @@ class FailureRateError(ServiceError):
 
 class LedgerError(ServiceError):
     """The message names the file and the line or the numbers."""
+
+
+class StateColumnError(UserError):
+    """The message names the environment and the column."""
 
 
 class StateMismatchError(UserError):

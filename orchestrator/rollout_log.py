@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from loguru import logger
 
 from orchestrator.filters import ScoredGroup
 from orchestrator.ledger_records import failed_state, terminal_states
 from orchestrator.lineup import Cut
-from orchestrator.rollout import Failure, Rollout
+from orchestrator.rollout import Branch, Failure, Rollout
 from runtime.atomic_write import atomic_write
 
 
@@ -59,6 +60,19 @@ def _rollout(rollout: Rollout) -> dict[str, Any]:
         "temperature": rollout.temperature,
         "duration_s": rollout.duration_s,
         "messages": rollout.messages,
+        "state_columns": {
+            "trajectory": [_branch(branch) for branch in rollout.branches],
+            "sampling_args": rollout.sampling_args,
+            **rollout.columns,
+        },
+    }
+
+
+def _branch(branch: Branch) -> dict[str, Any]:
+    return {
+        "num_tokens": len(branch.token_ids),
+        "num_sampled_tokens": int(np.count_nonzero(branch.sampled)),
+        "versions": branch.versions,
     }
 
 

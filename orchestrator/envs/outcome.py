@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+import msgspec
+
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.gateway.session import Session
@@ -26,7 +28,13 @@ def failure(reason: FailureReason, message: str) -> Failure:
 
 
 def scored(
-    request: RolloutRequest, session: Session, *, reward: float, metrics: Mapping[str, float | None], duration_s: float
+    request: RolloutRequest,
+    session: Session,
+    *,
+    reward: float,
+    metrics: Mapping[str, float | None],
+    duration_s: float,
+    columns: Mapping[str, msgspec.Raw],
 ) -> Rollout | Failure:
     """The session as a rollout with this reward; a `Failure` if it cannot be trained on."""
     if not math.isfinite(reward):
@@ -44,4 +52,10 @@ def scored(
         metrics={name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)},
         messages=tuple(dict(message) for message in session.trajectory.messages),
         duration_s=duration_s,
+        sampling_args={
+            "temperature": session.plan.temperature,
+            "max_tokens": session.plan.max_tokens,
+            "seed": session.plan.seed,
+        },
+        columns=columns,
     )

@@ -31,6 +31,7 @@ from orchestrator.gateway.server import Gateway
 from orchestrator.gateway.session import Completion, SamplingPlan, Session
 from orchestrator.rollout import Example, Failure, FailureReason, Rollout
 from orchestrator.seeds import stable_hash
+from orchestrator.state_columns import read_columns
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
 
@@ -79,6 +80,8 @@ class VerifiersAdapter:
         try:
             async with asyncio.timeout(request.timeout_s) as deadline:
                 return await self._driver.run(request)
+        except UserError:  # the config asks for what this environment does not have
+            raise
         except Exception as error:  # whatever an environment raises costs this rollout, not the run
             if deadline.expired():
                 message = f"{request.group_id}#{request.index} took longer than {request.timeout_s:g} s"
@@ -95,7 +98,8 @@ class VerifiersAdapter:
 class DirectDriver:
     """One prompt, one completion, the task's own scoring."""
 
-    def __init__(self, model: str, engine: Generator, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EnvConfig, engine: Generator, tokenizer: Tokenizer) -> None:
+        model, self._columns = config.label, config.state_columns
         self._engine = engine
         self._tokenizer = tokenizer
         self._agent = vf.AgentInfo(config=vf.AgentConfig(model=model, runtime=SUBPROCESS, harness={"id": HARNESS_ID}))
@@ -112,7 +116,7 @@ class DirectDriver:
         completion = await session.complete([message_to_wire(message) for message in prompt])
         trace = self._trace(task, prompt, completion)
         await task.score(trace)
-        return [_scored_trace(request, session, trace, time.monotonic() - started)]
+        return [_scored_trace(request, session, trace, self._columns, time.monotonic() - started)]
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -138,14 +142,14 @@ class GatewayDriver:
     """The environment's own control flow, with our gateway as its model."""
 
     def __init__(
-        self, env: vf.Env, model: str, engine: Generator, tokenizer: Tokenizer, *, scores_jointly: bool
+        self, env: vf.Env, config: EnvConfig, engine: Generator, tokenizer: Tokenizer, *, scores_jointly: bool
     ) -> None:
         self._env = env
-        self._model = model
+        self._model, self._columns = config.label, config.state_columns
         self._engine = engine
         self._tokenizer = tokenizer
         self._scores_jointly = scores_jointly
-        self._gateway = Gateway(model)
+        self._gateway = Gateway(self._model)
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -198,7 +202,7 @@ class GatewayDriver:
             failed = failure(FailureReason.ENV_ERROR, message)
         if failed is not None:
             return [failed] * expected
-        return [_scored_trace(request, sessions[trace.id], trace, duration_s) for trace in traces]
+        return [_scored_trace(request, sessions[trace.id], trace, self._columns, duration_s) for trace in traces]
 
 
 class GatewayHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
@@ -240,10 +244,10 @@ def load(config: EnvConfig, engine: Generator, tokenizer: Tokenizer) -> Verifier
         raise UserError(f"env {config.id!r} cannot use driver 'direct': {obstacle}; use 'auto' or 'gateway'")
     driver: _Driver
     if obstacle is None and config.driver != "gateway":
-        driver = DirectDriver(config.label, engine, tokenizer)
+        driver = DirectDriver(config, engine, tokenizer)
     else:
         _check_tools(config, env, tasks[0])
-        driver = GatewayDriver(env, config.label, engine, tokenizer, scores_jointly=scores_jointly)
+        driver = GatewayDriver(env, config, engine, tokenizer, scores_jointly=scores_jointly)
     return VerifiersAdapter(config.label, tasks, driver, scores_jointly=scores_jointly)
 
 
@@ -340,12 +344,21 @@ def _prompt_messages(data: vf.TaskData) -> list[Any]:
     return [*system, *opening]
 
 
-def _scored_trace(request: RolloutRequest, session: Session, trace: vf.Trace, duration_s: float) -> Rollout | Failure:
+def _scored_trace(
+    request: RolloutRequest, session: Session, trace: vf.Trace, columns: Sequence[str], duration_s: float
+) -> Rollout | Failure:
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored:  # verifiers counts a reward that never came as 0
         reason = FailureReason.ENV_TIMEOUT if trace.is_timeout else FailureReason.ENV_ERROR
         return failure(reason, f"{session.plan.trajectory_id}: rewards were not computed: {', '.join(unscored)}")
-    return scored(request, session, reward=trace.reward, metrics=trace.metrics, duration_s=duration_s)
+    return scored(
+        request,
+        session,
+        reward=trace.reward,
+        metrics=trace.metrics,
+        duration_s=duration_s,
+        columns=read_columns(request.example.env_name, columns, dict(trace.state)),
+    )
 
 
 def _episode_failure(episode: vf.Episode, sessions: dict[str, Session]) -> Failure | None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.errors import FailureRateError, NoSignalError
+from orchestrator.errors import FailureRateError, NoSignalError, StateColumnError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import Tally, tally
 from orchestrator.rollout import Failure, FailureReason
 from runtime.errors import UserError, find_service_error
+from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.toys import (
     StandInTrainer,
@@ -148,6 +149,20 @@ async def test_an_environment_that_always_raises_stops_the_run_with_its_name(tmp
     assert "env 'toy'" in str(error)
     assert "ConnectionError: the sandbox is gone" in str(error)
     assert ledger_of(tmp_path).balances
+
+
+async def test_a_mistake_that_only_a_rollout_shows_stops_the_run_as_a_users(tmp_path: Path) -> None:
+    def ask_for_too_much(request: RolloutRequest) -> Failure | None:
+        raise StateColumnError("env 'toy': its state has no column 'note'")
+
+    engine = make_engine()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await run_orchestrator(make_config(tmp_path), engine, [ToyEnv(engine, fault=ask_for_too_much)])
+    error = find_service_error(caught.value)
+    assert isinstance(error, StateColumnError)
+    assert error.exit_code == ExitCode.USAGE
+    assert ledger_of(tmp_path).balances
+    assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
 
 
 async def test_constant_rewards_stop_the_run_with_advice(tmp_path: Path) -> None:
