@@ -12,6 +12,7 @@ from orchestrator.config import OrchestratorConfig
 from runtime.config import load_config
 from runtime.errors import UserError
 from runtime.service import run_main
+from runtime.shutdown import end_at_once_while_loading
 
 
 def main() -> NoReturn:
@@ -25,6 +26,7 @@ def run(argv: Sequence[str]) -> int:
         return ledger(argv[1:])
     config = load_config(OrchestratorConfig, argv, prog="orchestrator")
     check_paths(config)
+    end_at_once_while_loading()
     from orchestrator.service import serve
 
     serve(config)
