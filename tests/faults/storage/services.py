@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.nursery import Child, Nursery
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class Services:
