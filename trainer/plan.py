@@ -160,7 +160,7 @@ def _plan_mini_batch(rows: IntArray, lengths: IntArray, manifest: BatchManifest,
     if counts.num_loss_tokens == 0:
         raise PlanError(
             f"batch {manifest.step} gives a mini-batch of {counts.num_samples} samples without a trained token: the "
-            f"orchestrator sent samples without any or too few trajectories for mini_batches = {layout.num_mini_batches}"
+            f"orchestrator sent samples without any, or too few trajectories for {layout.num_mini_batches} steps"
         )
     bin_of, num_rounds = _pack(lengths[rows], layout)
     slot_of_bin = _schedule(bin_of, lengths[rows], num_rounds, layout.dp_size)

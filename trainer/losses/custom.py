@@ -1,6 +1,7 @@
 """`custom`: a loss of the user's own, found by its import path and held to the shapes of the protocol."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -52,6 +53,10 @@ def load_custom_loss(import_path: str, kwargs: Mapping[str, JsonValue]) -> Custo
         raise LossInvalid(f"loss.import_path = {import_path!r}: {error}") from error
     if not callable(function):
         raise LossInvalid(f"loss.import_path = {import_path!r} is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(None, **kwargs)
+    except TypeError as error:
+        raise LossInvalid(f"{import_path} cannot be called with loss.kwargs {dict(kwargs)}: {error}") from error
     return CustomLoss(import_path, function, kwargs)
 
 

@@ -116,9 +116,7 @@ def _check_finite(loss: RlLoss) -> str:
     losses = loss(inputs).losses
     (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
     if not (torch.isfinite(losses).all() and torch.isfinite(gradient).all()):
-        raise LossInvalid(
-            "a loss or gradient is not finite for log ratios of 60 (inputs.ratio is held within exp(20))"
-        )
+        raise LossInvalid("a loss or gradient is not finite for log ratios of 60 (inputs.ratio is held within exp(20))")
     return "log ratios up to 60"
 
 

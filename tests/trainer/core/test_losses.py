@@ -262,3 +262,8 @@ def test_a_custom_loss_that_is_not_there_is_the_users_mistake(path: str, message
     with pytest.raises(LossInvalid, match=message) as caught:
         make_loss(CustomLossConfig(import_path=path))
     assert isinstance(caught.value, UserError)
+
+
+def test_arguments_that_a_custom_loss_does_not_take_are_found_at_start_up() -> None:
+    with pytest.raises(LossInvalid, match="unexpected keyword argument 'sale'"):
+        custom("scaled", sale=3.0)
