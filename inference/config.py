@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
 from transport.exposure import is_local
@@ -53,6 +53,55 @@ class TorchEngineConfig(Config):
     """Torch threads on a CPU. More than one slows small models down."""
 
 
+_OWN_FLAGS = (
+    "--host",
+    "--port",
+    "--model",
+    "--api-key",
+    "--weight-transfer-config",
+    "--worker-extension-cls",
+    "--dtype",
+)
+
+
+class VllmEngineConfig(Config):
+    """vLLM's own server, run as a child process with our plugin."""
+
+    max_batch_size: int = Field(256, gt=0)
+    """Sequences that are decoded together (`--max-num-seqs`); further requests wait."""
+    max_model_len: int | None = Field(None, gt=1)
+    """Prompt plus completion, in tokens; by default what the model's config allows."""
+    max_waiting: int = Field(16384, gt=0)
+    """Requests that may wait; more are answered with 429."""
+    pause_mode: Literal["keep", "wait", "abort"] = "keep"
+    """What becomes of requests in flight when weights change. `keep`: they go on with the new weights, and their KV
+    cache is computed anew. `wait`: they end first. `abort`: they are given up, and fail."""
+    tensor_parallel_size: int = Field(1, gt=0)
+    """Devices that share each layer."""
+    data_parallel_size: int = Field(1, gt=0)
+    """Copies of the engine behind one address."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory that vLLM takes; a CPU has `cpu_kv_cache_gib` instead."""
+    cpu_kv_cache_gib: int = Field(1, gt=0)
+    """Memory for the KV cache on a CPU, in GiB."""
+    enforce_eager: bool = True
+    """No compilation: starts at once, and is the faster one for tiny models. Set false on a GPU."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Seconds that vLLM may take to load and answer."""
+    max_restarts: int = Field(3, ge=0)
+    """How often a vLLM that died is started again before the service gives up."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of vLLM's server, as it spells them: `["--kv-cache-dtype", "fp8"]`."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _check_extra_args(cls, extra_args: tuple[str, ...]) -> tuple[str, ...]:
+        taken = [text for text in extra_args if text.split("=")[0] in _OWN_FLAGS]
+        if taken:
+            raise ValueError(f"{taken[0]} is set by this service; vllm.extra_args must not repeat it")
+        return extra_args
+
+
 class InferenceConfig(ServiceConfig):
     """`inference`: serve a policy over HTTP."""
 
@@ -67,16 +116,29 @@ class InferenceConfig(ServiceConfig):
     hangs. The HTTP server has both routes, too."""
     torch: TorchEngineConfig = TorchEngineConfig()
     """Settings of the embedded engine."""
+    vllm: VllmEngineConfig = VllmEngineConfig()
+    """Settings of vLLM."""
     admin_token_file: Path | None = None
     """File with the token for the admin routes (mode 0600); made if it is not there. Without it they answer 403."""
     seed: int = Field(0, ge=0)
     """Seed of requests that bring none."""
 
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether other machines reach a server without an admin token."""
+        return self.server.is_exposed and self.admin_token_file is None
+
     @model_validator(mode="after")
     def _check_exposure(self) -> "InferenceConfig":
-        if self.server.is_exposed and self.admin_token_file is None and not self.server.insecure:
+        if self.is_open_to_others and not self.server.insecure:
             raise ValueError(
                 f"server.host {self.server.host} is reachable from other machines: set admin_token_file, "
                 "or server.insecure = true"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_device(self) -> "InferenceConfig":
+        if self.engine == "vllm" and self.model.device != "auto":
+            raise ValueError("model.device is for the torch engine: vLLM runs on the device that it was built for")
         return self

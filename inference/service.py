@@ -4,6 +4,8 @@
  bind port → load model (a thread; /health says 503) → announce → serve ─┬─ SIGTERM: stop admitting, drain, exit 0
                                                                          └─ engine died: exit 1 with the reason
 ```
+
+vLLM brings its own HTTP server: then this process is its supervisor (`inference/vllm_engine/supervisor.py`).
 """
 
 import asyncio
@@ -20,6 +22,7 @@ from inference.server.exposure import remind_of_exposure
 from inference.server.listener import HttpListener
 from inference.server.metrics import ServerMetrics
 from inference.server.state import ServerState
+from inference.vllm_engine.supervisor import VllmSupervisor
 from runtime.errors import ServiceError
 from runtime.health import Health
 from runtime.health_server import HealthServer
@@ -50,6 +53,8 @@ def serve(config: InferenceConfig) -> None:
         extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
         stack.enter_context(closing(extra))
         stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", run_dir=run_dir))
+        if config.engine == "vllm":
+            return VllmSupervisor(config, run_dir, health, shutdown, extra.url).run()
         state = ServerState(
             model_names=(config.model.path.resolve().name, str(config.model.path)),
             admin_token=token,

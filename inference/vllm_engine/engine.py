@@ -1,0 +1,230 @@
+"""`VllmEngine`: vLLM's engine client as an `Engine`. Lives in vLLM's API server, in its event loop."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.engine.protocol import EngineClient
+from vllm.inputs import tokens_input
+from vllm.logger import init_logger
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from inference.engine import EngineLimits, EngineStats
+from inference.errors import NonFiniteLogits, QueueFull, Unavailable, WeightsRefused
+from inference.generation import Completion, Job
+from inference.vllm_engine.settings import PauseMode
+from transport.generation import FinishReason, ServedWeights
+from transport.sample import VersionSpan
+
+logger = init_logger("vllm.tandem")
+
+_T = TypeVar("_T")
+STAGING_POLL_S = 0.01
+STAGING_TIMEOUT_S = 1800.0
+_SEED_MASK = 2**63 - 1
+_FINISH_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop"}
+
+
+class VllmEngine:
+    """Implements `Engine`. `served` is what the workers said last; `read_served` asks them."""
+
+    def __init__(
+        self, client: EngineClient, limits: EngineLimits, *, start: ServedWeights, run_id: str, pause_mode: PauseMode
+    ) -> None:
+        self.limits = limits
+        self.served = start
+        self.failure: Exception | None = None
+        self.last_progress = time.monotonic()
+        self.timings: dict[str, float] = {}
+        """Seconds of the last update, by phase."""
+        self._client = client
+        self._start = start
+        self._run_id = run_id
+        self._pause_mode = pause_mode
+        self._keys = itertools.count()
+        self._num_open = 0
+        self._num_sampled = 0
+        self._num_prefilled = 0
+        self._paused_at: int | None = None
+        self._updating = asyncio.Lock()
+        self._swapping = False
+        self._ended = asyncio.Event()
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """vLLM adds the model's own to every request by itself."""
+        return frozenset()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be served."""
+        return self.failure is None and not self._client.errored
+
+    @property
+    def stats(self) -> EngineStats:
+        """A snapshot of the requests of our own route; vLLM's `/metrics` has those of its own routes, too."""
+        started = self._num_open if self._paused_at is None else min(self._paused_at, self._num_open)
+        running = min(started, self.limits.max_batch_size)
+        return EngineStats(
+            running=running,
+            waiting=self._num_open - running,
+            paused=self._paused_at is not None,
+            swapping=self._swapping,
+            decode_steps=0,
+            sampled_tokens=self._num_sampled,
+            prefilled_tokens=self._num_prefilled,
+        )
+
+    async def generate(self, job: Job) -> Completion:
+        """See `Engine`. vLLM's own limits apply beside ours."""
+        self._check_alive()
+        if self._num_open >= self.limits.max_batch_size + self.limits.max_waiting:
+            raise QueueFull(f"{self.limits.max_waiting} requests are waiting already: try again later")
+        self._num_open += 1
+        try:
+            completion = _completion_of(await self._run(job))
+        except EngineDeadError as error:
+            raise self._died(error) from error
+        finally:
+            self._num_open -= 1
+        self.last_progress = time.monotonic()
+        self._num_sampled += len(completion.token_ids)
+        self._num_prefilled += len(job.prompt)
+        return completion
+
+    async def apply_weights(self, manifest_path: Path, version: int) -> ServedWeights:
+        """See `Engine`. Staged while decoding goes on; requests in flight go on with the new weights, and their KV
+        cache is computed anew (`pause_mode`)."""
+        async with self._updating:
+            self._check_alive()
+            started = time.monotonic()
+            await self._stage(manifest_path, version)
+            staged = time.monotonic()
+            try:
+                async with self._paused_for_update():
+                    paused = time.monotonic()
+                    await self._swap(version)
+                    swapped = time.monotonic()
+                self.served = await self.read_served()
+            except Exception as error:  # the model may hold parts of both versions: nothing may be sampled from it
+                raise self._died(error) from error
+            self.timings = {"stage_s": staged - started, "pause_s": paused - staged, "apply_s": swapped - paused}
+            self.last_progress = time.monotonic()
+            return self.served
+
+    async def read_served(self) -> ServedWeights:
+        """Version and digest that all workers hold, and that vLLM labels tokens with. Raises `Unavailable`."""
+        rows: Sequence[tuple[int, str] | None] = await self._ask("tandem_served")
+        answers = [self._start if row is None else ServedWeights(version=row[0], digest=row[1]) for row in rows]
+        label = await self._client.get_weight_version()
+        if any(answer != answers[0] for answer in answers) or label != str(answers[0].version):
+            raise Unavailable(f"the workers disagree: they hold {answers}, tokens are labelled {label}")
+        return answers[0]
+
+    async def set_paused(self, paused: bool) -> bool:
+        """See `Engine`."""
+        async with self._updating:
+            self._check_alive()
+            if paused and self._paused_at is None:
+                await self._client.pause_generation(mode="keep", clear_cache=False)
+                self._paused_at = self._num_open
+            elif not paused and self._paused_at is not None:
+                await self._client.resume_generation()
+                self._paused_at = None
+            return paused
+
+    async def stop(self, grace_s: float) -> None:
+        """vLLM's server stops its engine itself."""
+        self._ended.set()
+
+    async def ended(self) -> None:
+        """See `Engine`."""
+        await self._ended.wait()
+
+    async def _run(self, job: Job) -> CompletionOutput:
+        params = SamplingParams(
+            max_tokens=min(job.max_tokens, self.limits.max_model_len - len(job.prompt)),
+            temperature=job.temperature,
+            top_p=job.top_p,
+            seed=None if job.seed is None else job.seed & _SEED_MASK,
+            stop_token_ids=sorted(job.stop_token_ids),
+            logprobs=0,  # of the sampled token alone
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = tokens_input(job.prompt.tolist())
+        last = None
+        async for output in self._client.generate(prompt, params, f"tandem-{next(self._keys)}"):
+            last = output
+        if last is None or not last.outputs:
+            raise Unavailable("vLLM ended the request without an output")
+        return last.outputs[0]
+
+    async def _stage(self, manifest_path: Path, version: int) -> None:
+        """Have every worker read and check the publish. Raises `WeightsRefused`."""
+        await self._ask("tandem_stage", str(manifest_path), version, self._run_id)
+        deadline = time.monotonic() + STAGING_TIMEOUT_S
+        reasons: Sequence[str | None] = [None]
+        while None in (reasons := await self._ask("tandem_staging")):
+            if time.monotonic() > deadline:
+                raise WeightsRefused(f"version {version} could not be read within {STAGING_TIMEOUT_S:g} s")
+            await asyncio.sleep(STAGING_POLL_S)
+        if any(reasons):
+            raise WeightsRefused(next(reason for reason in reasons if reason))
+
+    @asynccontextmanager
+    async def _paused_for_update(self) -> AsyncIterator[None]:
+        """No decode step runs in the block; the caches are empty. A pause by the user outlasts it."""
+        self._swapping = True
+        # Requests that the user paused would never end: `wait` would wait for ever.
+        mode = "keep" if self._paused_at is not None else self._pause_mode
+        try:
+            await self._client.pause_generation(mode=mode, clear_cache=True)
+            yield
+            if self._paused_at is None:
+                await self._client.resume_generation()
+        finally:
+            self._swapping = False
+
+    async def _swap(self, version: int) -> None:
+        await self._client.start_weight_update()
+        await self._client.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
+        await self._client.finish_weight_update(weight_version=str(version))
+
+    async def _ask(self, method: str, *args: object) -> "Sequence[_T]":
+        answers: Sequence[_T] = await self._client.collective_rpc(method, args=args)
+        return answers
+
+    def _check_alive(self) -> None:
+        if self.failure is None and self._client.errored:
+            self._died(self._client.dead_error)
+        if self.failure is not None:
+            raise Unavailable(f"the engine died: {self.failure!r}")
+
+    def _died(self, error: BaseException) -> Unavailable:
+        self.failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        self._ended.set()
+        return Unavailable(f"the engine died: {error!r}")
+
+
+def _completion_of(output: CompletionOutput) -> Completion:
+    token_ids = np.asarray(output.token_ids, dtype=np.int32)
+    pairs = zip(output.token_ids, output.logprobs or (), strict=True)
+    logprobs = np.asarray([entry[token].logprob for token, entry in pairs], dtype=np.float32)
+    if not np.isfinite(logprobs).all():
+        raise NonFiniteLogits("a sampled token has no finite log probability: the weights are broken")
+    return Completion(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        finish_reason=_FINISH_REASONS.get(output.finish_reason, "abort"),
+        versions=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions or ()),
+    )

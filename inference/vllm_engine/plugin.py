@@ -1,0 +1,85 @@
+"""The entry points that vLLM loads: `vllm.general_plugins` in every process, `vllm.endpoint_plugins` in the API server.
+
+Both are called `tandem` and load only where `VLLM_PLUGINS` names them, which `command.py` sees to.
+"""
+
+import asyncio
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from inference.engine import EngineLimits
+from inference.vllm_engine.checkpoint import checkpoint_digest
+from inference.vllm_engine.settings import PLUGIN_NAME, PluginSettings, settings_from_environment
+from runtime.secret_file import read_or_make_secret
+from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH, ServedWeights
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.datastructures import State
+    from vllm.engine.protocol import EngineClient
+
+
+def register() -> None:
+    """General plugin: make the weight-transfer backend known. vLLM calls it once per process."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    module = "inference.vllm_engine.weight_engine"
+    WeightTransferEngineFactory.register_engine(PLUGIN_NAME, module, "PublishedWeightEngine")
+
+
+class EndpointPlugin:
+    """Endpoint plugin: our routes on vLLM's server, `GET /health` in our shape among them."""
+
+    name = PLUGIN_NAME
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        from inference.vllm_engine.routes import Routes
+
+        self._settings = settings_from_environment()
+        token_file = self._settings.admin_token_file
+        token = None if token_file is None else read_or_make_secret(Path(token_file))
+        self._routes = Routes(self._settings.model_name, token, self._settings.request_timeout_s)
+
+    def attach_router(self, app: "FastAPI") -> None:
+        """See vLLM's `EndpointPlugin`."""
+        routes = self._routes
+        for method, path, handler in (
+            ("GET", "/health", routes.health),
+            ("POST", GENERATE_PATH, routes.generate),
+            ("GET", WEIGHTS_PATH, routes.get_weights),
+            ("POST", WEIGHTS_PATH, routes.apply_weights),
+            ("POST", PAUSE_PATH, routes.pause),
+            ("POST", RESUME_PATH, routes.resume),
+        ):
+            app.add_api_route(path, handler, methods=[method], include_in_schema=False, response_model=None)
+
+    async def init_state(self, engine_client: "EngineClient | None", state: "State", args: Namespace) -> None:
+        """See vLLM's `EndpointPlugin`. Version 0 is what vLLM has loaded."""
+        from inference.vllm_engine.engine import VllmEngine
+
+        assert engine_client is not None, "a server that generates has an engine"
+        settings = self._settings
+        digest = await asyncio.to_thread(checkpoint_digest, Path(settings.model_path), getattr(torch, settings.dtype))
+        await engine_client.update_weight_version("0")
+        self._routes.engine = VllmEngine(
+            engine_client,
+            limits_of(engine_client, settings),
+            start=ServedWeights(version=0, digest=digest),
+            run_id=settings.run_id,
+            pause_mode=settings.pause_mode,
+        )
+
+
+def limits_of(engine_client: "EngineClient", settings: PluginSettings) -> EngineLimits:
+    """What vLLM has made of its arguments and the model."""
+    config = engine_client.vllm_config
+    return EngineLimits(
+        vocab_size=config.model_config.get_vocab_size(),
+        max_model_len=config.model_config.max_model_len,
+        max_batch_size=config.scheduler_config.max_num_seqs,
+        max_waiting=settings.max_waiting,
+    )

@@ -1,0 +1,180 @@
+"""The routes of docs/contracts.md as vLLM's server mounts them. Same bodies, same errors as `inference/server`."""
+
+import asyncio
+import functools
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from inference.errors import BadRequest, DeadlineExceeded, InferenceError, QueueFull, WeightsRefused
+from inference.requests import decode_generate, job_of, reply_of
+from inference.vllm_engine.engine import VllmEngine, logger
+from transport.codec import encode
+from transport.generation import MSGPACK, ApplyWeights, GenerateRequest
+
+Handler = Callable[[Request], Awaitable[Response]]
+MAX_BODY_BYTES = 16 * 2**20
+DISCONNECT_POLL_S = 1.0
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Any msgspec-encodable value."""
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def error_response(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    """The one shape of an error."""
+    return json_response({"error": {"message": message, "type": kind}}, status, headers)
+
+
+def errors_as_json(handler: "Callable[[Routes, Request], Awaitable[Response]]") -> "Callable[..., Awaitable[Response]]":
+    """Turn what a handler raises into a JSON error: an exception would close the keep-alive connection."""
+
+    @functools.wraps(handler)
+    async def answer(self: "Routes", request: Request) -> Response:
+        try:
+            return await handler(self, request)
+        except InferenceError as error:
+            retry = {"Retry-After": "1"} if isinstance(error, QueueFull) else None
+            return error_response(error.status, error.kind, str(error), retry)
+        except ClientDisconnect:
+            return error_response(499, "client_closed_request", "the client went away")
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.url.path)
+            return error_response(500, "internal_error", f"internal error: {type(error).__name__}")
+
+    return answer
+
+
+def needs_token(handler: "Callable[[Routes, Request], Awaitable[Response]]") -> "Callable[..., Awaitable[Response]]":
+    """403 without a configured token, 401 without the right one. Compares in constant time."""
+
+    @functools.wraps(handler)
+    async def answer(self: "Routes", request: Request) -> Response:
+        if self.admin_token is None:
+            return error_response(403, "admin_disabled", "admin routes are off: start the server with admin_token_file")
+        given = request.headers.get("Authorization", "").encode("latin-1")
+        if not hmac.compare_digest(given, f"Bearer {self.admin_token}".encode()):
+            return error_response(401, "wrong_admin_token", "the admin token is missing or wrong")
+        return await handler(self, request)
+
+    return answer
+
+
+class Routes:
+    """Handlers over one engine. `engine` is set when vLLM has loaded the model, before it accepts connections."""
+
+    def __init__(self, model_name: str, admin_token: str | None, request_timeout_s: float) -> None:
+        self.admin_token = admin_token
+        self.engine: VllmEngine | None = None
+        self._model_name = model_name
+        self._request_timeout_s = request_timeout_s
+
+    @property
+    def _engine(self) -> VllmEngine:
+        assert self.engine is not None, "vLLM calls `init_state` before it serves"
+        return self.engine
+
+    @errors_as_json
+    async def health(self, request: Request) -> Response:
+        """200 when requests are served, 503 after the engine's death."""
+        engine = self._engine
+        stats, served, limits = engine.stats, engine.served, engine.limits
+        report = {
+            "status": "ok" if engine.is_alive else "dead",
+            "engine": "vllm",
+            "model": self._model_name,
+            "version": served.version,
+            "digest": served.digest,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "paused": stats.paused,
+            "max_batch_size": limits.max_batch_size,
+            "max_model_len": limits.max_model_len,
+            "vocab_size": limits.vocab_size,
+            "progress_age_s": round(time.monotonic() - engine.last_progress, 3),
+            "waiting_for": "new weights" if stats.swapping else "resume" if stats.paused else "",
+            "last_update": {phase: round(seconds, 4) for phase, seconds in engine.timings.items()},
+        }
+        return json_response(report, 200 if engine.is_alive else 503)
+
+    @errors_as_json
+    async def generate(self, request: Request) -> Response:
+        """Token in, token out."""
+        asked = decode_generate(await read_body(request))
+        completion = await self._until_gone(request, asked)
+        return Response(completion, media_type=MSGPACK)
+
+    @errors_as_json
+    @needs_token
+    async def get_weights(self, request: Request) -> Response:
+        """What the workers hold."""
+        return json_response(await self._engine.read_served())
+
+    @errors_as_json
+    @needs_token
+    async def apply_weights(self, request: Request) -> Response:
+        """Load a publish; the reply is read from the workers after the swap."""
+        try:
+            asked = msgspec.json.decode(await read_body(request), type=ApplyWeights)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise BadRequest(f"not a valid ApplyWeights: {error}") from error
+        try:
+            served = await self._engine.apply_weights(Path(asked.manifest_path), asked.version)
+        except WeightsRefused as error:
+            logger.warning("weights refused, version %d stays in service: %s", self._engine.served.version, error)
+            raise
+        phases = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in self._engine.timings.items())
+        logger.info("serving version %d (%s): %s", served.version, served.digest[:8], phases)
+        return json_response(served)
+
+    @errors_as_json
+    @needs_token
+    async def pause(self, request: Request) -> Response:
+        """Stop decoding; requests wait."""
+        return json_response({"paused": await self._engine.set_paused(True)})
+
+    @errors_as_json
+    @needs_token
+    async def resume(self, request: Request) -> Response:
+        """Go on."""
+        return json_response({"paused": await self._engine.set_paused(False)})
+
+    async def _until_gone(self, request: Request, asked: GenerateRequest) -> bytes:
+        """Run within the deadline, as long as the client is there. Cancelling the work frees its slot."""
+        work = asyncio.create_task(self._engine.generate(job_of(asked, self._engine.limits)))
+        deadline = time.monotonic() + self._request_timeout_s
+        try:
+            while not (await asyncio.wait([work], timeout=DISCONNECT_POLL_S))[0]:
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"not finished within {self._request_timeout_s:g} s; the request was dropped"
+                    )
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+            return encode(reply_of(asked, work.result()))
+        finally:
+            work.cancel()
+
+
+async def read_body(request: Request) -> bytes:
+    """The body. Raises `BadRequest` when it is larger than any request of ours."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+class BodyTooLarge(InferenceError):
+    """413, as the embedded server answers."""
+
+    status = 413
+    kind = "http_error"

@@ -1,0 +1,161 @@
+"""The service around vLLM: reserves the port, starts the server, announces it, watches it, starts it again.
+
+```
+ reserve port → start vLLM → /health is ok → announce → watch ─┬─ SIGTERM: vLLM drains, exit 0
+                    ▲                                          └─ it ended, or its engine died ─┐
+                    └───────── at most `vllm.max_restarts` times ◀──────────────────────────────┘
+```
+
+A server that was started again serves version 0; the orchestrator gives it the current weights before it sends
+requests. One that never came up is the user's affair: its last lines are shown, and it is not tried again.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from loguru import logger
+
+from inference.config import InferenceConfig
+from inference.vllm_engine.command import vllm_command, vllm_environment
+from inference.vllm_engine.server_process import Condition, VllmServer
+from runtime.errors import ServiceError, UserError
+from runtime.guardian import Guardian
+from runtime.health import Health
+from runtime.launch_cookie import VARIABLE
+from runtime.run_dir import RunDir
+from runtime.service_info import ServiceInfo
+from runtime.shutdown import Shutdown
+from transport.exposure import reachable
+
+SERVICE = "inference"
+START_POLL_S = 0.2
+WATCH_POLL_S = 1.0
+USAGE_CODE = 2
+REMINDER_S = 60.0
+Command = Callable[[InferenceConfig, int], Sequence[str]]
+"""From the config and a port to the command that serves there."""
+
+
+class VllmSupervisor:
+    """Runs vLLM in `run_dir` until `shutdown`; `health` is this service's own, not vLLM's."""
+
+    def __init__(
+        self,
+        config: InferenceConfig,
+        run_dir: RunDir,
+        health: Health,
+        shutdown: Shutdown,
+        health_url: str,
+        *,
+        command: Command = vllm_command,
+    ) -> None:
+        self._command = command
+        self._config = config
+        self._run_dir = run_dir
+        self._health = health
+        self._shutdown = shutdown
+        self._health_url = health_url
+        self._environment = vllm_environment(config, os.environ)
+
+    def run(self) -> None:
+        """Serve to the end. Raises `UserError` if vLLM does not start, `ServiceError` if it died too often."""
+        num_restarts = 0
+        with self._guardian(), reserve(self._config.server.host, self._config.server.port) as reserved:
+            port = reserved.getsockname()[1]
+            while not self._live(port):
+                num_restarts += 1
+                if num_restarts > self._config.vllm.max_restarts:
+                    raise ServiceError(f"vLLM died {num_restarts} times; its output is in {self._log}")
+                logger.warning(f"vLLM is started again ({num_restarts} of {self._config.vllm.max_restarts})")
+
+    @property
+    def _log(self) -> Path:
+        return self._run_dir.logs / "vllm.out"
+
+    def _live(self, port: int) -> bool:
+        """One life of the server: True if it ended because that was asked for."""
+        url = reachable(f"http://{self._config.server.host}:{port}")
+        with VllmServer(self._command(self._config, port), self._environment, self._log, url) as server:
+            try:
+                if self._started(server):
+                    self._announce(server, url)
+                    self._watch(server)
+                if self._shutdown.requested:
+                    self._health.stopping()
+                    server.stop(self._config.server.grace_s + 5.0)
+                    logger.info("stopped")
+            finally:
+                self._run_dir.withdraw(SERVICE)
+        return self._shutdown.requested
+
+    def _started(self, server: VllmServer) -> bool:
+        """True when it serves, False when a stop was asked for."""
+        timeout_s = self._config.vllm.start_timeout_s
+        deadline = time.monotonic() + timeout_s
+        with self._health.waiting(f"vLLM to load {self._config.model.path}"):
+            while (condition := server.look()) is not Condition.OK:
+                if self._shutdown.wait(START_POLL_S):
+                    return False
+                if condition in (Condition.ENDED, Condition.DEAD):
+                    raise self._start_failure(server)
+                if condition is Condition.FOREIGN:
+                    raise UserError("vLLM runs without our plugin: install tandem-rl in the environment of vLLM")
+                if time.monotonic() > deadline:
+                    raise ServiceError(f"vLLM did not start within {timeout_s:g} s; its output is in {self._log}")
+        return True
+
+    def _start_failure(self, server: VllmServer) -> ServiceError:
+        lines = [line for line in server.last_lines() if line.strip()]
+        reason = next((line for line in reversed(lines) if "Error" in line or "error" in line), (lines or [""])[-1])
+        kind = UserError if server.exit_code == USAGE_CODE else ServiceError
+        return kind(f"vLLM did not start: {reason.strip()} (all of its output: {self._log})")
+
+    def _announce(self, server: VllmServer, url: str) -> None:
+        addresses = {"http": url, "health": self._health_url}
+        self._run_dir.announce(SERVICE, ServiceInfo(health_url=f"{url}/health", addresses=addresses))
+        self._health.ready()
+        logger.info(f"serving {self._config.model.path} at {url} (vLLM, pid {server.pid})")
+
+    def _watch(self, server: VllmServer) -> None:
+        """Return when a stop is asked for, or when this server is lost."""
+        reminder = 0.0
+        while not self._shutdown.wait(WATCH_POLL_S):
+            condition = server.look()
+            if condition in (Condition.ENDED, Condition.DEAD):
+                logger.error(f"vLLM is {condition} (exit code {server.exit_code}); its output is in {self._log}")
+                return
+            if condition is Condition.OK and server.report is not None:
+                report = server.report
+                self._health.progress(version=report.version, running=report.running, waiting=report.waiting)
+            if self._config.is_open_to_others and time.monotonic() > reminder:
+                reminder = time.monotonic() + REMINDER_S
+                logger.warning(f"{self._config.server.host} is reachable from other machines and has no admin token")
+
+    def _guardian(self) -> AbstractContextManager[object]:
+        """Ends vLLM should this process be killed. Below `rl`, its guardian does, by the cookie all of us carry."""
+        if VARIABLE in os.environ:
+            return nullcontext()
+        self._environment[VARIABLE] = secrets.token_hex(16)
+        return Guardian(self._environment[VARIABLE], self._config.server.grace_s)
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A bound socket that never listens: the port stays ours between two lives of vLLM, which binds it, too.
+
+    Raises `UserError` when somebody listens there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        reserved.bind((host, port))
+    except OSError as error:
+        reserved.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UserError(f"cannot bind {host}:{port}: {reason}; set --server.port") from error
+    return reserved

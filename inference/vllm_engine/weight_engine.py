@@ -1,0 +1,133 @@
+"""`PublishedWeightEngine`: vLLM's weight-transfer backend `tandem`, which loads our publishes. Runs in vLLM's workers.
+
+An update has two halves. `stage` reads a publish and checks every hash, name and shape, in a thread, while the model
+goes on decoding: whatever is wrong is found here, and nothing has changed. `update_weights` then loads all of it in
+one go while decoding is paused, and reads back what the model holds.
+"""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.logger import init_logger
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+
+from inference.errors import WeightsRefused
+from inference.torch_engine.weights import VerifiedWeights, read_publish
+from inference.vllm_engine.checkpoint import checkpoint_shapes
+from inference.vllm_engine.readback import read_back
+
+# Not `__name__`: vLLM shows only loggers below its own.
+logger = init_logger("vllm.tandem")
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):
+    """A publish is all there is to know."""
+
+
+@dataclass
+class StagedVersion(WeightTransferUpdateInfo):
+    """Load the publish that was staged, which must be of this version."""
+
+    version: int
+
+
+class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
+    """One per worker. `served` is None until the first update: the worker has what vLLM loaded at start."""
+
+    init_info_cls = NoInit
+    update_info_cls = StagedVersion
+    supports_draft_weight_update = False
+
+    def __init__(self, config: object, vllm_config: object, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self.served: tuple[int, str] | None = None
+        self._staged: VerifiedWeights | None = None
+        self._refused = ""
+        self._reader: threading.Thread | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def stage(self, manifest_path: str, version: int, run_id: str) -> None:
+        """Begin to read and check a publish; `staging` says how it went."""
+        if self._reader is not None:
+            self._reader.join()  # of an update that was given up
+        self._staged, self._refused = None, ""
+        self._reader = threading.Thread(
+            target=self._read, args=(Path(manifest_path), version, run_id), name="stage weights", daemon=True
+        )
+        self._reader.start()
+
+    def staging(self) -> str | None:
+        """None while it reads, else why the publish is refused; the empty string: it is not."""
+        if self._reader is not None and self._reader.is_alive():
+            return None
+        return self._refused if self._staged is not None or self._refused else "nothing is staged"
+
+    def update_weights(self, update_info: dict[str, object]) -> None:
+        """Load what was staged. There is no device to synchronise with where vLLM's default would do so."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: StagedVersion) -> None:
+        """See `update_weights`. Raises when the model does not hold the weights afterwards: the worker must end."""
+        staged, self._staged = self._staged, None
+        if staged is None or staged.version != update_info.version:
+            raise RuntimeError(f"version {update_info.version} is not staged")
+        load(self.model, self.model_config, staged.tensors)
+        held = read_back(self.model, staged.tensors, getattr(self.model, "packed_modules_mapping", {}))
+        self.served = (staged.version, staged.digest)
+        logger.info("version %d (%s) is in the model: %s", staged.version, staged.digest[:8], held)
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to connect to."""
+
+    def start_weight_update(self) -> None:
+        """Nothing changes before all of the publish is there."""
+
+    def finish_weight_update(self) -> None:
+        """All was done at once."""
+
+    def shutdown(self) -> None:
+        """Nothing to release."""
+
+    def _read(self, manifest_path: Path, version: int, run_id: str) -> None:
+        try:
+            weights = read_publish(manifest_path, version=version, run_id=run_id)
+            self._check_fits(weights)
+        except WeightsRefused as error:
+            self._refused = str(error)
+        except Exception as error:  # a thread's exception is seen by nobody: the update must not wait for ever
+            logger.exception("cannot read %s", manifest_path)
+            self._refused = f"version {version} is not loaded: {error!r}"
+        else:
+            self._staged = weights
+
+    def _check_fits(self, weights: VerifiedWeights) -> None:
+        """Raise `WeightsRefused` unless names, shapes and dtypes are those of the checkpoint that vLLM serves."""
+        if not self._shapes:
+            self._shapes = checkpoint_shapes(Path(self.model_config.model))
+        if differing := weights.tensors.keys() ^ self._shapes.keys():
+            raise WeightsRefused(f"version {weights.version} is of another model: {sorted(differing)[:3]}")
+        for name, tensor in weights.tensors.items():
+            if (tuple(tensor.shape), tensor.dtype) != (self._shapes[name], self.model_config.dtype):
+                raise WeightsRefused(
+                    f"version {weights.version} is of another model: {name} is {tensor.dtype}{list(tensor.shape)}, "
+                    f"the engine has {self.model_config.dtype}{list(self._shapes[name])}"
+                )
+
+
+def load(model: torch.nn.Module, model_config: object, tensors: dict[str, torch.Tensor]) -> None:
+    """vLLM's layerwise reload, and what it leaves out on a CPU: a tied head keeps a packed copy of its own."""
+    initialize_layerwise_reload(model)
+    model.load_weights(iter(tensors.items()))  # type: ignore[operator]
+    finalize_layerwise_reload(model, model_config)
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)

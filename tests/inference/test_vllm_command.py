@@ -1,0 +1,94 @@
+"""What vLLM's server is started with. Needs no vLLM."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from inference.config import InferenceConfig
+from inference.vllm_engine.command import ENTRY, WORKER_EXTENSION, vllm_command, vllm_environment
+from inference.vllm_engine.settings import VARIABLE, settings_from_environment
+
+
+def config(**fields: object) -> InferenceConfig:
+    return InferenceConfig.model_validate({"model": {"path": "models/tiny"}, "engine": "vllm"} | fields)
+
+
+def flags(config: InferenceConfig, port: int = 8000) -> dict[str, str]:
+    """Value by flag; a switch has the empty one."""
+    words = vllm_command(config, port)[3:]
+    pairs = zip(words, [*words[1:], "--"], strict=True)
+    return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}
+
+
+def test_command_runs_the_module_of_this_interpreter() -> None:
+    assert vllm_command(config(), 1234)[:3] == (sys.executable, "-m", ENTRY)
+    given = flags(config(), 1234)
+    assert (given["--host"], given["--port"]) == ("127.0.0.1", "1234")
+    assert given["--model"] == str(Path("models/tiny").resolve())
+    assert given["--served-model-name"] == "tiny"
+
+
+def test_command_names_our_extension_points_and_logprobs_at_the_temperature() -> None:
+    given = flags(config())
+    assert json.loads(given["--weight-transfer-config"]) == {"backend": "tandem"}
+    assert given["--worker-extension-cls"] == WORKER_EXTENSION
+    assert given["--logprobs-mode"] == "processed_logprobs"
+
+
+def test_length_is_the_models_own_unless_it_is_set() -> None:
+    assert "--max-model-len" not in flags(config())
+    assert flags(config(vllm={"max_model_len": 77}))["--max-model-len"] == "77"
+
+
+def test_parallel_sizes_memory_and_eagerness_are_passed_on() -> None:
+    vllm = {"tensor_parallel_size": 4, "data_parallel_size": 2, "gpu_memory_utilization": 0.5, "enforce_eager": False}
+    given = flags(config(vllm=vllm))
+    assert (given["--tensor-parallel-size"], given["--data-parallel-size"]) == ("4", "2")
+    assert given["--gpu-memory-utilization"] == "0.5"
+    assert "--enforce-eager" not in given
+    assert "--enforce-eager" in flags(config())
+
+
+def test_extra_arguments_come_last() -> None:
+    command = vllm_command(config(vllm={"extra_args": ["--max-num-seqs", "3"]}), 1)
+    assert command[-2:] == ("--max-num-seqs", "3")
+
+
+@pytest.mark.parametrize("flag", ["--port", "--api-key=x", "--worker-extension-cls", "--weight-transfer-config"])
+def test_extra_arguments_must_not_take_what_is_ours(flag: str) -> None:
+    with pytest.raises(ValidationError, match="set by this service"):
+        config(vllm={"extra_args": [flag]})
+
+
+def test_device_is_not_chosen_here() -> None:
+    with pytest.raises(ValidationError, match="built for"):
+        config(model={"path": "x", "device": "cuda:1"})
+
+
+def test_environment_keeps_what_the_user_set_but_not_dev_mode_and_plugins() -> None:
+    base = {"OMP_NUM_THREADS": "8", "VLLM_SERVER_DEV_MODE": "1", "VLLM_PLUGINS": "other", "HOME": "/h"}
+    environment = vllm_environment(config(), base)
+    assert (environment["OMP_NUM_THREADS"], environment["HOME"]) == ("8", "/h")
+    assert (environment["VLLM_SERVER_DEV_MODE"], environment["VLLM_PLUGINS"]) == ("0", "tandem")
+    assert vllm_environment(config(), {})["OMP_NUM_THREADS"] == "1"
+
+
+def test_settings_come_back_out_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("very secret")
+    given = config(admin_token_file=token, vllm={"pause_mode": "wait", "max_waiting": 5}, run={"name": "r7"})
+    environment = vllm_environment(given, {})
+    assert "very secret" not in "".join(environment.values())
+    monkeypatch.setenv(VARIABLE, environment[VARIABLE])
+    settings = settings_from_environment()
+    assert (settings.run_id, settings.pause_mode, settings.max_waiting) == ("r7", "wait", 5)
+    assert settings.admin_token_file == str(token)
+
+
+def test_plugin_without_our_service_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(RuntimeError, match="inference --engine vllm"):
+        settings_from_environment()
