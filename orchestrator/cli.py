@@ -1,4 +1,4 @@
-"""`orchestrator @ file.toml --flags`, and `orchestrator ledger RUN`.
+"""`orchestrator @ file.toml --flags`, `orchestrator ledger RUN`, `orchestrator check-advantage IMPORT_PATH`.
 
 Environments (verifiers takes seconds to import) are loaded once the config is known to be good, so that `--help`,
 `--dry-run` and mistakes answer at once.
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from orchestrator.advantages.config import CustomAdvantageConfig
 from orchestrator.config import OrchestratorConfig
-from runtime.config import load_config
+from runtime.config import load_config, parse_config
 from runtime.errors import UserError
 from runtime.service import run_main
 from runtime.shutdown import end_at_once_while_loading
@@ -24,6 +25,8 @@ def run(argv: Sequence[str]) -> int:
     """Run the command that `argv` names; the exit code."""
     if argv[:1] == ["ledger"]:
         return ledger(argv[1:])
+    if argv[:1] == ["check-advantage"]:
+        return check_advantage(argv[1:])
     config = load_config(OrchestratorConfig, argv, prog="orchestrator")
     check_paths(config)
     end_at_once_while_loading()
@@ -40,6 +43,22 @@ def ledger(argv: Sequence[str]) -> int:
     from orchestrator.ledger_report import report_ledger
 
     return report_ledger(Path(argv[0]))
+
+
+def check_advantage(argv: Sequence[str]) -> int:
+    """`orchestrator check-advantage IMPORT_PATH [--kwargs JSON]`: 0 if the function keeps every promise, 1 if not."""
+    from orchestrator.advantages.factory import make_advantage
+    from orchestrator.advantages.invariance import check_advantage as run_checks
+
+    positional = ["--import-path"] if argv[:1] and not argv[0].startswith(("-", "@")) else []
+    config = parse_config(CustomAdvantageConfig, positional + list(argv), prog="orchestrator check-advantage")
+    checks = list(run_checks(make_advantage(config)))
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name:<{width}}  {check.detail}")
+    num_failed = sum(not check.passed for check in checks)
+    print(f"{config.import_path}: {len(checks) - num_failed} of {len(checks)} checks passed")
+    return 1 if num_failed else 0
 
 
 def check_paths(config: OrchestratorConfig) -> None:
