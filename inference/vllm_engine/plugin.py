@@ -14,7 +14,7 @@ from inference.engine import EngineLimits
 from inference.vllm_engine.checkpoint import checkpoint_digest
 from inference.vllm_engine.settings import PLUGIN_NAME, PluginSettings, settings_from_environment
 from runtime.secret_file import read_or_make_secret
-from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH, ServedWeights
+from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, SCORE_PATH, WEIGHTS_PATH, ServedWeights
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -50,6 +50,7 @@ class EndpointPlugin:
         for method, path, handler in (
             ("GET", "/health", routes.health),
             ("POST", GENERATE_PATH, routes.generate),
+            ("POST", SCORE_PATH, routes.score),
             ("GET", WEIGHTS_PATH, routes.get_weights),
             ("POST", WEIGHTS_PATH, routes.apply_weights),
             ("POST", PAUSE_PATH, routes.pause),

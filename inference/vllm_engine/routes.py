@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from inference.errors import BadRequest, DeadlineExceeded, InferenceError, QueueFull, WeightsRefused
+from inference.errors import BadRequest, DeadlineExceeded, InferenceError, QueueFull, Unsupported, WeightsRefused
 from inference.requests import decode_generate, job_of, reply_of
 from inference.vllm_engine.engine import VllmEngine, logger
 from transport.codec import encode
@@ -109,6 +109,11 @@ class Routes:
         asked = decode_generate(await read_body(request))
         completion = await self._until_gone(request, asked)
         return Response(completion, media_type=MSGPACK)
+
+    @errors_as_json
+    async def score(self, request: Request) -> Response:
+        """Teachers are served by the embedded engine."""
+        raise Unsupported("vLLM does not score given tokens at a temperature: serve teachers with --engine torch")
 
     @errors_as_json
     @needs_token
