@@ -7,10 +7,13 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from loguru import logger
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from runtime.errors import UserError
 from runtime.health import Health, Status
+from runtime.health_gauges import HealthGauges
+from transport.exposure import is_local, reachable
 
 _SERVING = (Status.OK, Status.STOPPING)
 
@@ -21,8 +24,7 @@ class HealthServer:
     def __init__(self, health: Health, *, host: str, port: int, registry: CollectorRegistry | None = None) -> None:
         registry = registry or CollectorRegistry()
         ProcessCollector(registry=registry)
-        age = Gauge(f"tandem_{health.service}_progress_age_s", "Seconds since the last progress", registry=registry)
-        age.set_function(lambda: health.progress_age_s)
+        registry.register(HealthGauges(health))
         try:
             self._server = _Server((host, port), _handler(health, registry))
         except OSError as error:
@@ -32,12 +34,13 @@ class HealthServer:
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
         self._thread.start()
+        if not is_local(f"http://{host}:{port}"):
+            logger.warning("/health and /metrics on {}:{} can be read from other machines", host, self.port)
 
     @property
     def url(self) -> str:
         """Full URL of `/health`. A wildcard address is reached through loopback."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{host}:{self.port}/health"
+        return reachable(f"http://{self.host}:{self.port}") + "/health"
 
     def close(self) -> None:
         """Stop answering and free the port. Idempotent."""
