@@ -141,7 +141,7 @@ class Batcher:
         self.waited_for_trainer_s += time.monotonic() - started
 
     async def _ship(self, cut: Cut) -> None:
-        check_staleness(cut, self._max_staleness)
+        await asyncio.to_thread(check_staleness, cut, self._max_staleness)
         self._ledger.settled(cut)
         batch = await _stored(lambda: asyncio.to_thread(self._writer.prepare, cut), cut.step)
         await _stored(lambda: self._server.publish(batch), cut.step)

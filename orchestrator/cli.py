@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from orchestrator.advantages.config import CustomAdvantageConfig
 from orchestrator.config import OrchestratorConfig
+from orchestrator.loop_priority import prefer_event_loop
 from runtime.config import load_config, parse_config
 from runtime.errors import UserError
 from runtime.service import run_main
@@ -32,6 +33,7 @@ def run(argv: Sequence[str]) -> int:
     end_at_once_while_loading()
     from orchestrator.service import serve
 
+    prefer_event_loop()
     serve(config)
     return 0
 

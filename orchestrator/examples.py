@@ -18,6 +18,8 @@ BLOCK = 1000
 """Slots of one block: ratios are met to a thousandth."""
 
 Indices = npt.NDArray[np.int64]
+Slots = list[tuple[int, int]]
+"""For each slot of a block: its environment, and how many slots of the block that one had before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,30 @@ class ExampleOrder:
         self._seed = seed
         self._shares = tuple(shares)
         self._slots = slots_per_block([share.ratio for share in shares])
-        self._owners = np.repeat(np.arange(len(shares)), self._slots)
         self._newest: dict[str, tuple[int, Indices]] = {}
+        self._newest_block: tuple[int, Slots] = (0, self._block(0))
 
     def visit(self, seq: int) -> Visit:
         """What position `seq` visits."""
         block, offset = divmod(seq, BLOCK)
-        owners = self._owners[self._permutation("block", block, BLOCK)]
-        env_index = int(owners[offset])
-        nth = block * self._slots[env_index] + int(np.count_nonzero(owners[:offset] == env_index))
+        if self._newest_block[0] != block:
+            self._newest_block = (block, self._block(block))
+        env_index, rank = self._newest_block[1][offset]
+        nth = block * self._slots[env_index] + rank
         share = self._shares[env_index]
         attempt, position = divmod(nth, share.num_examples)
         order = self._permutation(f"env/{share.name}", attempt, share.num_examples)
         return Visit(seq, share.name, int(order[position]), attempt)
+
+    def _block(self, block: int) -> Slots:
+        """Made once per block: array operations give up the interpreter, and every visit would wait to get it back."""
+        owners = np.repeat(np.arange(len(self._shares)), self._slots)[permutation(BLOCK, self._seed, "block", block)]
+        num_seen = [0] * len(self._shares)
+        slots = []
+        for env_index in owners.tolist():
+            slots.append((env_index, num_seen[env_index]))
+            num_seen[env_index] += 1
+        return slots
 
     def _permutation(self, kind: str, number: int, size: int) -> Indices:
         newest = self._newest.get(kind)

@@ -18,6 +18,8 @@ from transport.security import CurveKeys
 from transport.sockets import router
 
 _UNKNOWN_ADDRESS = "an unknown address"
+_COPY_BYTES = 64 * 1024
+"""Mean size of a frame below which frames are copied into the socket's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,11 @@ class Router:
         self, identity: bytes, address: str, message: ServerMessage, frames: list[bytes] | None = None
     ) -> bool:
         """Send or drop, at once. False if the connection is gone: its peer asks again when it is back."""
+        parts = [identity, encode(message), *(frames or ())]
+        # Sharing a buffer with libzmq costs more than copying one, unless it is large: a batch has thousands of frames.
+        copy = sum(map(len, parts)) < _COPY_BYTES * len(parts)
         try:
-            await self._socket.send_multipart([identity, encode(message), *(frames or ())], zmq.NOBLOCK, copy=False)
+            await self._socket.send_multipart(parts, zmq.NOBLOCK, copy=copy)
         except zmq.Again:
             self.rejections.add(Reason.UNREACHABLE, address, "its queue is full: it asks and does not read")
         except zmq.ZMQError as error:

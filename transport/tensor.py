@@ -25,6 +25,7 @@ MAX_ELEMENTS = 1 << 40
 """Bounds on a shape that a peer sends; zeros count as ones, so that an empty tensor cannot have absurd sizes."""
 
 _NUMPY_DTYPES = {name: np.dtype("uint16" if name == "bfloat16" else name) for name in get_args(DType)}
+_WIRE_NAMES = {dtype: dtype.name for dtype in _NUMPY_DTYPES.values()}
 DTYPE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in _NUMPY_DTYPES.items()}
 
 if sys.byteorder != "little":
@@ -41,10 +42,11 @@ class EncodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     @classmethod
     def of(cls, array: Array) -> "EncodedTensor":
         """Encode a numpy array. A C-contiguous array is not copied: do not change it afterwards."""
-        if array.dtype.name not in DTYPE_BYTES:
-            raise CodecError(f"dtype {array.dtype.name!r} has no wire form; use one of {sorted(DTYPE_BYTES)}")
+        name = _WIRE_NAMES.get(array.dtype) or array.dtype.name  # the lookup: numpy spends 10 us on a name
+        if name not in DTYPE_BYTES:
+            raise CodecError(f"dtype {name!r} has no wire form; use one of {sorted(DTYPE_BYTES)}")
         flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
-        return cls(cast(DType, array.dtype.name), array.shape, flat.view(np.uint8).data)
+        return cls(cast(DType, name), array.shape, flat.view(np.uint8).data)
 
     @property
     def num_bytes(self) -> int:

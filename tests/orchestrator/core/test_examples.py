@@ -10,6 +10,7 @@ from orchestrator.examples import BLOCK, EnvShare, ExampleOrder, slots_per_block
 from orchestrator.seeds import permutation, rollout_seed
 
 MIX = (EnvShare("copy", 7, 3.0), EnvShare("reverse", 130, 1.0), EnvShare("count", 1, 0.001))
+GOLDEN = [("reverse", 53, 0), ("copy", 0, 0), ("reverse", 78, 1), ("copy", 0, 107), ("copy", 0, 5810)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -85,3 +86,8 @@ def test_seeds_differ_between_rollouts_and_fit_into_json() -> None:
     }
     assert len(seeds) == 20 * 3 * 8
     assert max(seeds) < 2**53 - 1000
+
+
+def test_the_order_of_a_running_experiment_never_changes() -> None:
+    visits = [ExampleOrder(3, MIX).visit(seq) for seq in (0, 1, 999, 1000, 54_321)]
+    assert [(visit.env_name, visit.example_index, visit.attempt) for visit in visits] == GOLDEN

@@ -1,0 +1,151 @@
+"""What asynchrony buys: the real orchestrator at `max_staleness` 0 (synchronous), 1, 2 and 4, all else equal.
+
+    python -m benchmarks.async_vs_sync [--out benchmarks/results/async_vs_sync.json]
+
+Every answer takes a log-normal time (sigma 1.0, cut off at `CAP` medians, as `max_tokens` does) and has as many tokens
+in proportion; the engine runs `BATCH_SIZE` rollouts at a time however long they take. The trainer is the real client
+in its own process; its step takes as long as the engine needs for a batch when all slots are busy, so that neither side
+is the bottleneck by itself. Batches travel through the real outbox and server.
+
+`speed_up` is steps per second over those of the synchronous run, counted from the end of the first step.
+`trainer_idle` is the share of that time that the trainer waited. `length_bias` is mean tokens trained over mean tokens
+generated, `waste` the share of generated tokens that was not trained (groups without signal, and what the end of the
+run cut off, included).
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import uvloop
+from loguru import logger
+
+from benchmarks.standins import StandInEnv
+from orchestrator.config import OrchestratorConfig
+from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.loop_priority import prefer_event_loop
+from orchestrator.orchestrator import Orchestrator, open_outbox
+from runtime.health import Health
+from runtime.metrics import MetricLog
+from runtime.run_dir import RunDir
+from transport.generation import GenerateRequest
+from transport.server import BatchServer
+
+RESULTS = Path(__file__).parent / "results" / "async_vs_sync.json"
+BATCH_SIZE, GROUP_SIZE = 64, 8
+SIGMA, CAP = 1.0, 8.0
+MEDIAN_TOKENS = 40
+STALENESS = (0, 1, 2, 4)
+DEADLINE_S = 600.0
+
+
+class ModelledEngine(ScriptedEngine):
+    """Latencies and lengths from one table: what a request gets depends on its seed alone."""
+
+    def __init__(self, median_s: float) -> None:
+        self._factors = np.minimum(np.random.default_rng(0).lognormal(0.0, SIGMA, size=4096), CAP)
+        self.step_s = float(self._factors.mean()) * median_s
+        """Seconds that a batch takes when all `BATCH_SIZE` slots are busy."""
+        self.generated: list[int] = []
+        tokens = np.ones(int(CAP * MEDIAN_TOKENS) + 1, np.int32)
+        super().__init__(
+            1000,
+            0,
+            script=lambda request: tokens[: self._length(request)],
+            latency=lambda request, _: median_s * self._factor(request),
+        )
+
+    def _factor(self, request: GenerateRequest) -> float:
+        return float(self._factors[(request.seed or 0) % len(self._factors)])
+
+    def _length(self, request: GenerateRequest) -> int:
+        length = max(1, round(MEDIAN_TOKENS * self._factor(request)))
+        self.generated.append(length)
+        return length
+
+
+def make_config(folder: Path, max_staleness: int, steps: int) -> OrchestratorConfig:
+    """The same run but for `max_staleness`."""
+    config: OrchestratorConfig = OrchestratorConfig.model_validate(
+        {
+            "run": {"name": "bench", "dir": str(folder)},
+            "model": {"path": str(folder)},
+            "envs": [{"id": "standin", "group_size": GROUP_SIZE, "sampling": {"max_tokens": 1024}}],
+            "server": {"endpoint": "tcp://127.0.0.1:*"},
+            "metrics": {"tensorboard": False},
+            "max_steps": steps,
+            "batch_size": BATCH_SIZE,
+            "max_staleness": max_staleness,
+            "max_in_flight": BATCH_SIZE,
+            "save_rollouts": False,
+        }
+    )
+    return config
+
+
+async def run_once(max_staleness: int, steps: int, median_s: float) -> dict[str, float]:
+    """Figures of one run."""
+    engine = ModelledEngine(median_s)
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(Path(folder), max_staleness, steps)
+        run_dir = RunDir(config.run.path).create()
+        metrics = MetricLog("orchestrator", run_dir, config.metrics)
+        async with BatchServer(config.server.endpoint, open_outbox(run_dir, "bench")) as server:
+            health = Health("orchestrator", config.stall_timeout_s)
+            orchestrator = Orchestrator(config, run_dir, engine, [StandInEnv(engine)], server, health, metrics)
+            trainer = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "benchmarks.standins", server.endpoint, "bench", str(engine.step_s)),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            async with asyncio.timeout(DEADLINE_S):
+                await orchestrator.run(asyncio.Event())
+                said, _ = await trainer.communicate()
+        metrics.close()
+    return _figures(max_staleness, json.loads(said), engine.generated)
+
+
+def _figures(max_staleness: int, trained: dict[str, float], generated: list[int]) -> dict[str, float]:
+    return {
+        "max_staleness": max_staleness,
+        "steps_per_s": (trained["steps"] - 1) / trained["elapsed_s"],
+        "trainer_idle": trained["waited_s"] / trained["elapsed_s"],
+        "length_bias": trained["trained_tokens"] / trained["samples"] / float(np.mean(generated)),
+        "waste": 1 - trained["trained_tokens"] / sum(generated),
+    }
+
+
+def main() -> None:
+    """Measure, print, and keep the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=24, help="batches of one run")
+    parser.add_argument("--median-s", type=float, default=0.4, help="median time of one answer")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    logger.remove()
+    logger.add(sys.stderr, level="WARNING")
+    prefer_event_loop()
+    runs = [uvloop.run(run_once(k, arguments.steps, arguments.median_s)) for k in STALENESS]
+    for run in runs:
+        run["speed_up"] = run["steps_per_s"] / runs[0]["steps_per_s"]
+        print({key: round(value, 3) for key, value in run.items()})
+    results = {
+        "python": platform.python_version(),
+        "batch_size": BATCH_SIZE,
+        "group_size": GROUP_SIZE,
+        "sigma": SIGMA,
+        "cap_in_medians": CAP,
+        "median_s": arguments.median_s,
+        "step_s": ModelledEngine(arguments.median_s).step_s,
+        "steps": arguments.steps,
+        "runs": runs,
+    }
+    arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
