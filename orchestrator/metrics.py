@@ -1,7 +1,8 @@
 """Metrics of one cut, as a pure function: keys are `{metric}/{all|env_name}/{stat}`.
 
-`reward`, `length`, `truncated` and `duration_s` speak of everything that was generated, filtered groups included, so
-that they do not move when the filter bites; `advantage` and `staleness` of what is trained.
+`reward`, `length` (all tokens), `sampled_length`, `truncated` and `duration_s` speak of everything that was generated,
+filtered groups included, so that they do not move when the filter bites; `advantage` and `staleness` speak of what is
+trained. Failures count by reason, tries that were made again included.
 """
 
 from collections import Counter, defaultdict
@@ -57,7 +58,8 @@ def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     trained = [rollout for group in groups for _, rollout, _ in group.trainable]
     columns: dict[str, list[float]] = {
         "reward": [rollout.reward for rollout in generated],
-        "length": [float(rollout.num_sampled_tokens) for rollout in generated],
+        "length": [float(rollout.num_tokens) for rollout in generated],
+        "sampled_length": [float(rollout.num_sampled_tokens) for rollout in generated],
         "truncated": [float(rollout.is_truncated) for rollout in generated],
         "duration_s": [rollout.duration_s for rollout in generated],
         "advantage": [advantage for group in groups if group.weights.rl for _, _, advantage in group.trainable],
@@ -129,7 +131,7 @@ def step_line(step: int, max_steps: int, values: Mapping[str, float]) -> str:
     return (
         f"step {step}/{max_steps}  reward {values.get('reward/all/mean', float('nan')):.3f}  "
         f"rollouts {values['batch/all/rollouts']:.0f}  filtered {values['filtered/all/share']:.0%}  "
-        f"failed {values['failures/all/share']:.0%}  length {values.get('length/all/mean', 0):.1f}  "
+        f"failed {values['failures/all/share']:.0%}  length {values.get('sampled_length/all/mean', 0):.1f}  "
         f"staleness {values.get('staleness/all/mean', 0):.2f}/{values.get('staleness/all/max', 0):.0f}  "
         f"{values['throughput/all/tokens_per_s']:.0f} tok/s  {values['time/all/step_s']:.1f} s"
     )

@@ -69,6 +69,11 @@ class Rollout:
     """The environment's `state_columns`, as JSON."""
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens over all branches, prompts included."""
+        return sum(len(branch.token_ids) for branch in self.branches)
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Completion tokens over all branches."""
         return int(sum(np.count_nonzero(branch.sampled) for branch in self.branches))

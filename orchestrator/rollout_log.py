@@ -51,7 +51,7 @@ def _rollout(rollout: Rollout) -> dict[str, Any]:
     return {
         "reward": rollout.reward,
         "metrics": rollout.metrics,
-        "num_tokens": sum(len(branch.token_ids) for branch in rollout.branches),
+        "num_tokens": rollout.num_tokens,
         "num_sampled_tokens": rollout.num_sampled_tokens,
         "num_branches": len(rollout.branches),
         "oldest_version": min(versions, default=None),

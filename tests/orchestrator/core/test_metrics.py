@@ -9,12 +9,13 @@ import pytest
 
 from orchestrator.advantages import make_advantage
 from orchestrator.advantages.config import GrpoAdvantageConfig
+from orchestrator.algorithms.token_weights import TokenWeights
 from orchestrator.filters import ScoredGroup, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.lineup import Cut
 from orchestrator.metrics import StepTimes, staleness, step_line, step_metrics
-from orchestrator.rollout import Failure
+from orchestrator.rollout import Failure, Rollout
 from orchestrator.rollout_log import RolloutLog, rollout_log_path, rollout_rows
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 
@@ -60,6 +61,36 @@ def test_advantages_and_staleness_speak_of_what_is_trained() -> None:
     assert (values["advantage/copy/min"], values["advantage/copy/max"]) == (-0.5, 0.5)
     assert sorted(staleness(CUT.step, CUT.groups)) == [1, 1, 2, 2]
     assert (values["staleness/all/mean"], values["staleness/all/max"]) == (1.5, 2.0)
+
+
+def test_every_environment_has_its_own_numbers() -> None:
+    values = step_metrics(CUT, TIMES)
+    assert (values["length/race/mean"], values["sampled_length/race/mean"]) == (6.0, 4.0)
+    assert (values["sampled_length/all/min"], values["sampled_length/all/max"]) == (2.0, 10.0)
+    assert (values["staleness/copy/max"], values["staleness/race/max"]) == (2.0, 1.0)
+    for metric in ("reward", "advantage", "length", "sampled_length", "truncated", "staleness"):
+        for env in ("all", "copy", "race"):
+            assert all(f"{metric}/{env}/{stat}" in values for stat in ("mean", "std", "min", "max")), metric
+
+
+def test_failed_tries_count_as_failures_of_rollouts_that_were_dispatched() -> None:
+    scored = group("copy", 0, [0.0, 1.0])
+    retried = dataclasses.replace(scored.group, failed_tries=((1, ENV_ERROR), (1, ENV_ERROR)))
+    values = step_metrics(Cut(1, (score(retried, GRPO),), 1), TIMES)
+    assert (values["failures/copy/env_error"], values["failures/copy/share"]) == (2.0, 0.5)
+
+
+def test_rollouts_that_no_policy_sampled_have_no_staleness_and_no_advantage() -> None:
+    scored = group("copy", 0, [0.0, 1.0])
+    rollouts = tuple(
+        dataclasses.replace(r, branches=tuple(dataclasses.replace(b, versions=()) for b in r.branches))
+        for r in scored.group.results
+        if isinstance(r, Rollout)
+    )
+    rule = dataclasses.replace(GRPO, weights=TokenWeights(rl=0.0, ce=1.0))
+    values = step_metrics(Cut(1, (score(FinalGroup(scored.group.ticket, rollouts), rule),), 1), TIMES)
+    assert values["reward/copy/mean"] == 0.5
+    assert not any(key.startswith(("staleness/", "advantage/")) for key in values)
 
 
 def test_losses_are_counted_by_reason() -> None:
