@@ -31,6 +31,7 @@ from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
 from runtime.secret_file import read_or_make_secret
 from runtime.service_info import ServiceInfo
+from runtime.service_lock import ServiceLock
 from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
 
@@ -47,7 +48,7 @@ def serve(config: InferenceConfig) -> None:
     health = Health(SERVICE, config.stall_timeout_s)
     metrics = ServerMetrics()
     with ExitStack() as stack:
-        stack.enter_context(run_dir.lock(SERVICE))
+        lock = stack.enter_context(run_dir.lock(SERVICE))
         setup_logging(SERVICE, config.log, run_dir)
         shutdown = stack.enter_context(closing(Shutdown()))
         extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
@@ -62,16 +63,22 @@ def serve(config: InferenceConfig) -> None:
             health=health,
             metrics=metrics,
         )
-        uvloop.run(_serve(config, state, run_dir, shutdown, extra.url))
+        uvloop.run(_serve(config, state, run_dir, lock, shutdown, extra.url))
 
 
 async def _serve(
-    config: InferenceConfig, state: ServerState, run_dir: RunDir, shutdown: Shutdown, health_url: str
+    config: InferenceConfig,
+    state: ServerState,
+    run_dir: RunDir,
+    lock: ServiceLock,
+    shutdown: Shutdown,
+    health_url: str,
 ) -> None:
     stop = shutdown.event()
     async with HttpListener(make_app(state), config.server.host, config.server.port) as listener:
         reminder = asyncio.create_task(remind_of_exposure(config))
-        engine = await _load(config, state)
+        with shutdown.loading(lock.release):
+            engine = await _load(config, state)
         state.metric_log = MetricLog(SERVICE, run_dir, config.metrics)
         try:
             addresses = {"http": listener.url, "health": health_url}

@@ -48,6 +48,8 @@ class Backend:
 
     engine: Engine
     adapters: Sequence[EnvAdapter]
+    eval_adapters: Sequence[EnvAdapter] = ()
+    """One per environment of `eval`."""
 
 
 def load_backend(config: OrchestratorConfig) -> Backend:
@@ -57,7 +59,7 @@ def load_backend(config: OrchestratorConfig) -> Backend:
     adapters = load_envs(
         config, engine, tokenizer.vocab_size, lambda env, generator: load_env(env, generator, tokenizer)
     )
-    return Backend(engine, adapters)
+    return Backend(engine, adapters, [load_env(env.as_env, engine, tokenizer) for env in config.eval.envs])
 
 
 def load_keys(config: BatchServerConfig) -> CurveKeys | None:
@@ -76,7 +78,7 @@ def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig
     registry = CollectorRegistry()
     loop_lag = LoopLag()
     with ExitStack() as stack:
-        stack.enter_context(run_dir.lock(SERVICE))
+        lock = stack.enter_context(run_dir.lock(SERVICE))
         setup_logging(SERVICE, config.log, run_dir)
         shutdown = stack.enter_context(closing(Shutdown()))
         health_server = HealthServer(health, host=config.health.host, port=config.health.port, registry=registry)
@@ -84,7 +86,7 @@ def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig
         stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", loop_lag, run_dir=run_dir))
         metrics = stack.enter_context(closing(MetricLog(SERVICE, run_dir, config.metrics, registry)))
         atomic_write(run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
-        with health.waiting("the environments to load"):
+        with health.waiting("the environments to load"), shutdown.loading(lock.release):
             backend = make_backend(config)
         process = _Process(config, run_dir, backend, keys, health, health_server.url, metrics)
         uvloop.run(process.run(shutdown, loop_lag))
@@ -124,8 +126,16 @@ class _Process:
             peer_timeout_s=config.server.peer_timeout_s,
         )
         async with server:
+            backend = self.backend
             orchestrator = Orchestrator(
-                config, self.run_dir, self.backend.engine, self.backend.adapters, server, self.health, self.metrics
+                config,
+                self.run_dir,
+                backend.engine,
+                backend.adapters,
+                server,
+                self.health,
+                self.metrics,
+                backend.eval_adapters,
             )
             addresses = {"batches": server.endpoint}
             self.run_dir.announce(SERVICE, ServiceInfo(health_url=self.health_url, addresses=addresses))

@@ -4,7 +4,10 @@ import asyncio
 import os
 import select
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from runtime.exit_codes import ExitCode
 
@@ -29,6 +32,7 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._requested = False
+        self._leave: Callable[[], None] | None = None
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -52,6 +56,20 @@ class Shutdown:
         """Sleep until a stop is requested or `timeout_s` has passed; true if it is requested. Any thread."""
         return bool(select.select([self._reader], [], [], timeout_s)[0])
 
+    @contextmanager
+    def loading(self, leave: Callable[[], None]) -> Iterator[None]:
+        """While the block lasts, a stop request ends the process at once with exit code 0, after a call of `leave`.
+
+        For what takes long, cannot be interrupted, and leaves nothing to finish: imports, models, checkpoints.
+        """
+        self._leave = leave
+        try:
+            if self._requested:
+                self._end()
+            yield
+        finally:
+            self._leave = None
+
     def event(self) -> asyncio.Event:
         """An event of the running loop that a stop request sets. A blocked loop does not delay the second signal."""
         self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
@@ -70,3 +88,10 @@ class Shutdown:
         if self._requested:
             os._exit(128 + number)
         self.request()
+        if self._leave is not None:
+            self._end()
+
+    def _end(self) -> NoReturn:
+        if self._leave is not None:
+            self._leave()
+        os._exit(ExitCode.OK)

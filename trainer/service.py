@@ -78,7 +78,7 @@ class TrainerProcess:
         self._rank = int(os.environ.get("RANK", "0"))
         self._run_dir = RunDir(config.run.path).create()
         name = SERVICE if self._rank == 0 else f"{SERVICE}-{self._rank}"
-        stack.enter_context(self._run_dir.lock(name))
+        self._name, self._lock = name, stack.enter_context(self._run_dir.lock(name))
         distributed = "RANK" in os.environ
         setup_logging(SERVICE, config.log, self._run_dir, rank=self._rank if distributed else None)
         self.health = Health(SERVICE, config.stall_timeout_s)
@@ -95,18 +95,25 @@ class TrainerProcess:
             stack.callback(self._metrics.close)
             atomic_write(self._run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
 
+    def leave(self) -> None:
+        """Be gone, as far as others can see."""
+        self._run_dir.withdraw(self._name)
+        self._lock.release()
+
     def prepare(self, ranks: Ranks, shutdown: Shutdown) -> tuple[Training, Progress]:
         """Load the model, resume, and connect."""
         config = self._config
         seed_everything(config.seed, config.num_threads)
-        with self.health.waiting("the model to load"):
-            policy = load_policy(config.model, ranks.device)
-            shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
-            verify_packing(policy, ranks.device)
-        optimizer = make_optimizer(policy.causal_lm, config.optimizer)
         origin = Origin(config.run.name, config_digest(config), config.model.path)
         checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
-        progress = checkpoints.resume(policy.causal_lm, optimizer)
+        with shutdown.loading(self.leave):
+            with self.health.waiting("the model to load"):
+                policy = load_policy(config.model, ranks.device)
+                shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
+                verify_packing(policy, ranks.device)
+            optimizer = make_optimizer(policy.causal_lm, config.optimizer)
+            with self.health.waiting("the checkpoint to load"):
+                progress = checkpoints.resume(policy.causal_lm, optimizer)
         self._say_start(ranks, progress, policy.causal_lm)
         source = self._connect(ranks, progress, shutdown, policy)
         return Training(

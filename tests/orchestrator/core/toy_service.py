@@ -16,6 +16,7 @@ from orchestrator.rollout import Int32s
 from orchestrator.service import Backend, serve
 from runtime.config import load_config
 from runtime.service import run_main
+from runtime.shutdown import end_at_once_while_loading
 from tests.orchestrator.core.toys import ToyEnv
 from transport.generation import GenerateRequest
 
@@ -34,7 +35,9 @@ def toy_backend(config: OrchestratorConfig) -> Backend:
 
 def run(argv: Sequence[str]) -> None:
     """As `orchestrator.cli.run`, without its checks of the model."""
-    serve(load_config(OrchestratorConfig, argv, prog="toy"), toy_backend)
+    config = load_config(OrchestratorConfig, argv, prog="toy")
+    end_at_once_while_loading()
+    serve(config, toy_backend)
 
 
 if __name__ == "__main__":

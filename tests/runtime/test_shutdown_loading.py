@@ -1,0 +1,47 @@
+"""Stop signals while a service loads: there is nothing to finish, so it ends at once, and well."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+LOADS = """
+import sys, time
+from runtime.shutdown import Shutdown, end_at_once_while_loading
+how = sys.argv[1]
+leave = lambda: print("left", flush=True)
+if how == "before":
+    end_at_once_while_loading()
+    print("ready", flush=True)
+    time.sleep(60)
+shutdown = Shutdown()
+if how == "requested":
+    shutdown.request()
+    print("ready", flush=True)
+with shutdown.loading(leave):
+    if how == "loading":
+        print("ready", flush=True)
+        time.sleep(60)
+print("ready", flush=True)
+shutdown.wait(60)
+print("graceful", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("before", ""), ("loading", "left"), ("loaded", "graceful")], ids=["before", "loading", "after"]
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_signal_is_exit_code_0_in_every_phase(how: str, said: str, number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADS, how], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.read().strip() == said
+        assert process.wait(timeout=10) == 0
+
+
+def test_stop_that_was_asked_for_before_keeps_loading_from_starting() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADS, "requested"], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "ready\nleft\n")
