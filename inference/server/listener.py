@@ -6,6 +6,7 @@ from types import TracebackType
 from aiohttp import web
 
 from runtime.errors import UserError
+from runtime.http_log import http_logger
 
 
 class HttpListener:
@@ -15,7 +16,9 @@ class HttpListener:
     """
 
     def __init__(self, app: web.Application, host: str, port: int) -> None:
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, logger=http_logger("inference"), shutdown_timeout=5.0
+        )
         self._host = host
         self._port = port
 

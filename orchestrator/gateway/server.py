@@ -16,6 +16,7 @@ from aiohttp import web
 from orchestrator.chat_template import ChatTemplateError
 from orchestrator.engines.protocol import EngineError
 from orchestrator.gateway.session import Completion, Session
+from runtime.http_log import http_logger
 
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY_BYTES = 64 * 2**20
@@ -76,7 +77,13 @@ class Gateway:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_logger("gateway"),
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        )
         await runner.setup()
         self._runner = runner
         await web.TCPSite(runner, "127.0.0.1", 0).start()
