@@ -107,6 +107,60 @@ class EnvConfig(Config):
         return self.max_tries if self.failure_policy == "retry" else 1
 
 
+class EvalEnvConfig(Config):
+    """One environment to evaluate on."""
+
+    id: str
+    """Environment id, as in `envs[].id`."""
+    name: str | None = None
+    """Name in metrics; the id without its owner by default."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the environment's taskset."""
+    num_examples: int | None = Field(None, gt=0)
+    """Examples to play, from the first on; unset: all."""
+    rollouts_per_example: int = Field(1, gt=0)
+    """Rollouts of each example; pass@k is reported for k up to this number."""
+    pass_reward: float = 1.0
+    """Reward from which on a rollout has passed."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of this environment's rollouts."""
+    driver: Literal["auto", "direct", "gateway"] = "auto"
+    """As in `envs[].driver`."""
+    rollout_timeout_s: float = Field(300.0, gt=0)
+    """Seconds that one rollout may take, scoring included."""
+
+    @property
+    def label(self) -> str:
+        """The name used everywhere."""
+        return self.name or self.id.rsplit("/", 1)[-1]
+
+    @property
+    def as_env(self) -> EnvConfig:
+        """What it takes to load it."""
+        return EnvConfig(
+            id=self.id,
+            name=self.name,
+            args=self.args,
+            group_size=self.rollouts_per_example,
+            sampling=self.sampling,
+            driver=self.driver,
+            rollout_timeout_s=self.rollout_timeout_s,
+        )
+
+
+class EvalConfig(Config):
+    """Evaluation beside training."""
+
+    envs: tuple[EvalEnvConfig, ...] = ()
+    """Environments to evaluate on; none: no evaluation."""
+    every_steps: int = Field(50, gt=0)
+    """Policy versions that are multiples of this are evaluated, version 0 and the last one included."""
+    max_in_flight: int = Field(64, gt=0)
+    """Evaluation rollouts that run at the same time, besides those of training."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Seconds that one evaluation may take. Newer weights wait for its end."""
+
+
 class BatchServerConfig(Config):
     """The server that trainer ranks pull batches from."""
 
@@ -148,6 +202,8 @@ class OrchestratorConfig(ServiceConfig):
     """Environments to train on."""
     server: BatchServerConfig = BatchServerConfig()
     """Batch server."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation beside training."""
     health: HealthConfig = HealthConfig(port=9101)
     """Health endpoint."""
     max_steps: int = Field(100, gt=0)
@@ -182,6 +238,9 @@ class OrchestratorConfig(ServiceConfig):
         labels = [env.label for env in self.envs]
         if "all" in labels:
             raise ValueError('envs: the name "all" is reserved for aggregate metrics; set envs[].name')
+        eval_labels = [env.label for env in self.eval.envs]
+        if len(set(eval_labels)) < len(eval_labels):
+            raise ValueError(f"eval.envs: names must differ, got {eval_labels}; set eval.envs[].name")
         if len(set(labels)) < len(labels):
             raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
         for env in self.envs:

@@ -14,6 +14,7 @@
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
 | policy    | weight announcements   | live version    | every engine in service: seen   | an engine's reply; retries  |
 | pool      | engines that left      | engines back    | health and the right weights    | an engine's reply; retries  |
+| evaluator | versions that are due  | figures         | a due version; its rollouts     | version; `eval.timeout_s`   |
 | pulse     | what this side awaits  | news for people | half a second to pass           | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
@@ -33,6 +34,7 @@ from orchestrator.collector import Collector
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.protocol import Engine, EngineError
 from orchestrator.envs.protocol import EnvAdapter
+from orchestrator.eval.evaluator import Evaluator
 from orchestrator.examples import EnvShare, ExampleOrder
 from orchestrator.filters import FailureGuard, SignalGuard, normalise_batch
 from orchestrator.group_rule import group_rules
@@ -68,10 +70,12 @@ class Orchestrator:
         server: BatchServer,
         health: Health,
         metrics: MetricLog,
+        eval_adapters: Sequence[EnvAdapter] = (),
     ) -> None:
         self._config = config
         self._engine = engine
         self._adapters = adapters
+        self._eval_adapters = eval_adapters
         self._server = server
         self._health = health
         self._metrics = metrics
@@ -88,9 +92,18 @@ class Orchestrator:
         rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
         self._writer = CutWriter(config.run.name, order, cursor, run_dir.state / STATE_NAME, self._ledger, rollout_log)
         self._policy = Policy(
-            engine, server, health, update_timeout_s=config.engines.update_timeout_s, on_live=self._wake_scheduler
+            engine, server, health, update_timeout_s=config.engines.update_timeout_s, on_live=self._new_version
         )
         self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares))
+        self._evaluator = Evaluator(
+            config.eval,
+            eval_adapters,
+            self._policy,
+            run_dir.report,
+            seed=config.seed,
+            max_steps=config.max_steps,
+            log=metrics.log,
+        )
         self._batcher = self._make_batcher()
         self._pulse = Pulse(
             server, self._lineup, health, in_flight=lambda: self._scheduler.in_flight, batch_size=config.batch_size
@@ -163,9 +176,12 @@ class Orchestrator:
             await self._start(closing)
             following = tasks.create_task(self._policy.run())
             scheduling = tasks.create_task(self._scheduler.run())
+            evaluating = tasks.create_task(self._evaluator.run())
             await self._batcher.run()
             scheduling.cancel()  # the last batch is cut: nothing more is needed
             await self._until_trained()
+            weights = self._server.weights
+            await self._evaluator.finish(evaluating, last_version=0 if weights is None else weights.version)
             for loop in (serving, following, pulsing):
                 loop.cancel()
 
@@ -178,7 +194,7 @@ class Orchestrator:
             except EngineError as error:
                 raise PeerLostError(str(error)) from error
         await self._policy.start(newest_batch=self._server.outbox.next_step - 1, timeout_s=timeout_s)
-        for adapter in self._adapters:
+        for adapter in (*self._adapters, *self._eval_adapters):
             closing.push_async_callback(adapter.close)
             with self._health.waiting(f"environment {adapter.name} to start"):
                 await adapter.start()
@@ -208,8 +224,9 @@ class Orchestrator:
         except OSError as error:
             raise StorageError(f"the ledger cannot be written: {error}") from error
 
-    def _wake_scheduler(self) -> None:
+    def _new_version(self) -> None:
         self._scheduler.notify()
+        self._evaluator.notify()
 
     def _wake_batcher(self) -> None:
         self._batcher.notify()

@@ -10,7 +10,8 @@ it betrays itself by a stale rollout, and all get the version again.
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from loguru import logger
@@ -115,6 +116,12 @@ class Policy:
         """A rollout came from an older version than the live one: an engine has lost what it was given."""
         if self._applied is not None:
             self._doubt.set()
+
+    @asynccontextmanager
+    async def pinned(self) -> AsyncIterator[int]:
+        """The live version, which stays live inside the block: newer weights wait. The caller bounds the time."""
+        async with self._applying:
+            yield self.live
 
     async def _restore(self) -> None:
         while True:

@@ -159,14 +159,14 @@ class Scheduler:
     async def _call(self, adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
         while True:
             num_outages = self._availability.num_outages
-            results = await _call(adapter, request)
+            results = await call_adapter(adapter, request)
             spoilt = any(isinstance(result, Failure) and result.reason in SPOILT for result in results)
             if not spoilt or (num_outages == self._availability.num_outages and self._availability.is_open):
                 return results
             await self._availability.wait()
 
 
-async def _call(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+async def call_adapter(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
     """What the adapter returns; an adapter that breaks its promises costs its rollouts, not the run."""
     num_results = request.group_size if adapter.scores_jointly else 1
     try:

@@ -189,7 +189,11 @@ def training(trainer: StandInTrainer) -> Iterator[StandInTrainer]:
 
 
 async def run_orchestrator(
-    config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter], stop: asyncio.Event | None = None
+    config: OrchestratorConfig,
+    engine: Engine,
+    adapters: Sequence[EnvAdapter],
+    stop: asyncio.Event | None = None,
+    eval_adapters: Sequence[EnvAdapter] = (),
 ) -> None:
     """The real orchestrator in this loop, until the run ends, is stopped, or raises."""
     run_dir = RunDir(config.run.path).create()
@@ -197,7 +201,8 @@ async def run_orchestrator(
     metrics = MetricLog("orchestrator", run_dir, config.metrics)
     outbox = open_outbox(run_dir, config.run.name)
     async with asyncio.timeout(DEADLINE_S), BatchServer(config.server.endpoint, outbox, peer_timeout_s=2.0) as server:
-        await Orchestrator(config, run_dir, engine, adapters, server, health, metrics).run(stop or asyncio.Event())
+        orchestrator = Orchestrator(config, run_dir, engine, adapters, server, health, metrics, eval_adapters)
+        await orchestrator.run(stop or asyncio.Event())
 
 
 async def run_toy(config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter]) -> StandInTrainer:

@@ -1,0 +1,1 @@
+"""Evaluation beside training: its own environments, at a fixed policy version."""

@@ -1,0 +1,161 @@
+"""`Evaluator`: plays the evaluation environments at given policy versions while training goes on.
+
+What is promised: every token of an evaluation is sampled by one version, the one it is reported under. The version is
+pinned for as long as the evaluation lasts: newer weights wait, at most `timeout_s`, and training goes on with what the
+staleness bound allows. A due version that was never live, because newer weights overtook it, is replaced by the first
+live one after it. What is not finished at the deadline is counted as failed.
+
+It never holds up the end of the run by more than `timeout_s`: the last version is evaluated when the last step is
+committed, as soon as it is live, and is given up with a warning otherwise. After a restart, versions that have a
+result file are not evaluated again; one that was interrupted is evaluated from its start.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from loguru import logger
+
+from orchestrator.acceptance import accept
+from orchestrator.config import EvalConfig, EvalEnvConfig
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.eval.schedule import due_version, last_evaluated, save_result
+from orchestrator.eval.stats import eval_metrics
+from orchestrator.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.scheduler import call_adapter
+from orchestrator.seeds import rollout_seed
+
+Log = Callable[[int, Mapping[str, float]], None]
+Outcomes = dict[str, dict[str, list[Rollout | Failure]]]
+"""By environment and example id; every slot is a failure until its rollout comes back."""
+UNFINISHED = Failure(FailureReason.CANCELLED, "the evaluation ended before the rollout did")
+
+
+class PinnedPolicy(Protocol):
+    """The policy, as far as an evaluation needs it (`orchestrator.policy.Policy`)."""
+
+    live: int
+
+    def pinned(self) -> AbstractAsyncContextManager[int]:
+        """The live version, which stays live inside the block."""
+        ...
+
+
+class Evaluator:
+    """`notify` wakes it: a new version is live. Without environments it does nothing."""
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        adapters: Sequence[EnvAdapter],
+        policy: PinnedPolicy,
+        folder: Path,
+        *,
+        seed: int,
+        max_steps: int,
+        log: Log,
+    ) -> None:
+        self._config = config
+        self._envs = list(zip(config.envs, adapters, strict=True))
+        self._policy = policy
+        self._folder = folder
+        self._seed = seed
+        self._last_version = max_steps
+        self._log = log
+        self._last_done = last_evaluated(folder)
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Look again whether a version is due."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Evaluate what is due until the last version is done."""
+        while self._envs and (due := self._due()) is not None:
+            if self._policy.live >= due:
+                await self._evaluate()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def finish(self, running: "asyncio.Task[None]", last_version: int) -> None:
+        """Nothing comes after `last_version`: give its evaluation time, then end `running`, the task of `run`."""
+        self._last_version = min(self._last_version, last_version)
+        self.notify()
+        _, pending = await asyncio.wait((running,), timeout=self._config.timeout_s)
+        if pending:
+            logger.warning("version {} is not evaluated: it was not live in time", self._due())
+            running.cancel()
+
+    def _due(self) -> int | None:
+        return due_version(self._last_done, self._config.every_steps, self._last_version)
+
+    async def _evaluate(self) -> None:
+        outcomes: Outcomes = {env.label: {} for env, _ in self._envs}
+        version = self._policy.live
+        try:
+            async with asyncio.timeout(self._config.timeout_s), self._policy.pinned() as version:
+                await self._play(version, outcomes)
+        except TimeoutError:
+            logger.warning("the evaluation of version {} took over {:g} s", version, self._config.timeout_s)
+        values: dict[str, float] = {}
+        for env, _ in self._envs:
+            values |= eval_metrics(env.label, outcomes[env.label], env.pass_reward)
+        await asyncio.to_thread(self._keep, version, values)
+        self._last_done = version
+
+    def _keep(self, version: int, values: Mapping[str, float]) -> None:
+        try:
+            save_result(self._folder, version, values)
+        except OSError as error:
+            logger.warning("the evaluation of version {} is not saved: {}", version, error)
+        self._log(version, values)
+        rewards = {key: value for key, value in values.items() if key.startswith("eval_reward")}
+        logger.info("version {} is evaluated: {}", version, ", ".join(f"{k} {v:.4g}" for k, v in rewards.items()))
+
+    async def _play(self, version: int, outcomes: Outcomes) -> None:
+        """All rollouts, `max_in_flight` at a time."""
+        todo = self._todo(version, outcomes)
+
+        async def work() -> None:
+            for adapter, request, slots in todo:  # shared: each takes the next one
+                results = accept(await call_adapter(adapter, request), _num_results(adapter, request), version)
+                slots[request.index : request.index + len(results)] = results
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._config.max_in_flight):
+                tasks.create_task(work())
+
+    def _todo(
+        self, version: int, outcomes: Outcomes
+    ) -> Iterator[tuple[EnvAdapter, RolloutRequest, list[Rollout | Failure]]]:
+        for env, adapter in self._envs:
+            for example in adapter.examples[: env.num_examples]:
+                outcomes[env.label][example.example_id] = [UNFINISHED] * env.rollouts_per_example
+        for env, adapter in self._envs:
+            for example in adapter.examples[: env.num_examples]:
+                slots = outcomes[env.label][example.example_id]
+                for index in range(1 if adapter.scores_jointly else len(slots)):
+                    # The same seeds for every version: two versions are compared on equal terms.
+                    seed = rollout_seed(self._seed, f"eval/{env.label}", example.example_id, 0, index)
+                    group_id = f"{env.label}/{example.example_id}/eval-{version}"
+                    yield adapter, _request(env, example, group_id, index, seed), slots
+
+
+def _request(env: EvalEnvConfig, example: Example, group_id: str, index: int, seed: int) -> RolloutRequest:
+    return RolloutRequest(
+        example=example,
+        group_id=group_id,
+        index=index,
+        group_size=env.rollouts_per_example,
+        seed=seed,
+        temperature=env.sampling.temperature,
+        max_tokens=env.sampling.max_tokens,
+        timeout_s=env.rollout_timeout_s,
+    )
+
+
+def _num_results(adapter: EnvAdapter, request: RolloutRequest) -> int:
+    return request.group_size if adapter.scores_jointly else 1

@@ -1,0 +1,196 @@
+"""The evaluator by itself, and beside a whole run on the real transport."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import EvalConfig
+from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.eval.evaluator import Evaluator
+from orchestrator.rollout import Failure, Rollout
+from runtime.metrics import read_metrics
+from tests.orchestrator.core.builders import ENV_ERROR
+from tests.orchestrator.core.toys import (
+    StandInTrainer,
+    ToyEnv,
+    make_config,
+    make_engine,
+    run_orchestrator,
+    training,
+)
+from transport.generation import ServedWeights
+
+ENV = {"id": "toy", "name": "exam", "num_examples": 3, "rollouts_per_example": 4, "sampling": {"max_tokens": 6}}
+
+
+class FakePolicy:
+    """A version that a test sets, and whether it is pinned."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.is_pinned = False
+
+    @asynccontextmanager
+    async def pinned(self) -> AsyncIterator[int]:
+        self.is_pinned = True
+        try:
+            yield self.live
+        finally:
+            self.is_pinned = False
+
+
+class Desk:
+    """An evaluator and what it logged."""
+
+    def __init__(self, folder: Path, env: ToyEnv, **changes: object) -> None:
+        self.policy = FakePolicy()
+        self.logged: dict[int, Mapping[str, float]] = {}
+        config = EvalConfig.model_validate({"envs": [ENV], "every_steps": 2, "max_in_flight": 5} | changes)
+        self.evaluator = Evaluator(config, [env], self.policy, folder, seed=0, max_steps=4, log=self.logged.__setitem__)
+
+    async def until_logged(self, version: int) -> None:
+        """The caller has a deadline."""
+        while True:
+            if version in self.logged and not self.policy.is_pinned:
+                return
+            await asyncio.sleep(0.002)
+
+    async def reach(self, *versions: int) -> None:
+        """Run to the end while these versions go live, each when the one before has been looked at."""
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self.evaluator.run())
+            for version in versions:
+                self.policy.live = version
+                self.evaluator.notify()
+                await self.until_logged(version)
+            await self.evaluator.finish(running, last_version=max(versions))
+
+
+class ExamEnv(ToyEnv):
+    """Counts how many rollouts run at a time and whether the version was pinned meanwhile."""
+
+    desk: Desk
+    num_running = 0
+    most_running = 0
+    pinned: set[bool]
+
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        self.pinned.add(self.desk.policy.is_pinned)
+        try:
+            return await super().run(request)
+        finally:
+            self.num_running -= 1
+
+
+def make_desk(folder: Path, **changes: object) -> tuple[Desk, ExamEnv]:
+    env = ExamEnv(make_engine(weights=ServedWeights(version=9, digest="")), name="exam")
+    env.pinned = set()
+    env.desk = desk = Desk(folder, env, **changes)
+    return desk, env
+
+
+async def test_every_due_version_is_evaluated_once_while_it_is_pinned(tmp_path: Path) -> None:
+    desk, env = make_desk(tmp_path)
+    await desk.reach(0, 2, 4)
+    assert list(desk.logged) == [0, 2, 4]
+    assert len(env.requests) == 3 * 3 * 4
+    assert env.pinned == {True}
+    assert env.most_running == 5
+    assert {request.example.example_id for request in env.requests} == {"0", "1", "2"}
+
+
+async def test_versions_are_compared_with_the_same_seeds(tmp_path: Path) -> None:
+    desk, env = make_desk(tmp_path)
+    await desk.reach(0, 4)
+    seeds = [request.seed for request in env.requests]
+    assert seeds[:12] == seeds[12:]
+    assert len(set(seeds)) == 12
+    assert desk.logged[0] == desk.logged[4], "the toy engine answers by seed alone"
+
+
+async def test_a_version_that_was_overtaken_is_replaced_by_the_next_live_one(tmp_path: Path) -> None:
+    desk, _ = make_desk(tmp_path)
+    await desk.reach(3, 4)
+    assert list(desk.logged) == [3, 4]
+
+
+async def test_a_restart_evaluates_only_what_is_not_done(tmp_path: Path) -> None:
+    first, _ = make_desk(tmp_path)
+    await first.reach(0, 2)
+    second, env = make_desk(tmp_path)
+    await second.reach(4)
+    assert list(second.logged) == [4]
+    assert len(env.requests) == 12
+
+
+async def test_rollouts_of_another_version_are_not_counted(tmp_path: Path) -> None:
+    desk, env = make_desk(tmp_path)
+    desk.policy.live = 4
+    env._engine.weights = ServedWeights(version=3, digest="")  # type: ignore[attr-defined]
+    await desk.reach(4)
+    assert desk.logged[4] == {"eval_rollouts/exam/finished": 0.0, "eval_rollouts/exam/failed": 12.0}
+
+
+async def test_what_hangs_is_cut_off_at_the_deadline_and_counted_as_failed(tmp_path: Path) -> None:
+    engine = make_engine(latency=lambda request, _: 0.0 if (request.seed or 0) % 2 else 3600.0)
+    desk = Desk(tmp_path, ToyEnv(engine, name="exam"), timeout_s=0.2, max_in_flight=12)
+    await desk.reach(0, 4)
+    counts = desk.logged[0]
+    assert counts["eval_rollouts/exam/failed"] > 0
+    assert counts["eval_rollouts/exam/finished"] + counts["eval_rollouts/exam/failed"] == 12
+
+
+async def test_a_version_that_never_comes_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    desk, _ = make_desk(tmp_path, timeout_s=0.05)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        desk.policy.live = 0
+        running = tasks.create_task(desk.evaluator.run())
+        await desk.until_logged(0)
+        await desk.evaluator.finish(running, last_version=4)
+    assert list(desk.logged) == [0]
+
+
+async def test_a_jointly_scored_environment_plays_an_example_in_one_go(tmp_path: Path) -> None:
+    env = ToyEnv(make_engine(), name="exam", scores_jointly=True)
+    desk = Desk(tmp_path, env)
+    await desk.reach(0, 4)
+    assert len(env.requests) == 2 * 3
+    assert all(request.group_size == 4 for request in env.requests)
+
+
+async def test_a_failing_environment_costs_its_rollouts_only(tmp_path: Path) -> None:
+    engine = make_engine(weights=ServedWeights(version=9, digest=""))
+    env = ToyEnv(engine, name="exam", fault=lambda request: ENV_ERROR if request.index == 0 else None)
+    desk = Desk(tmp_path, env)
+    await desk.reach(4)
+    assert desk.logged[4]["eval_rollouts/exam/failed"] == 3
+    assert "eval_pass/exam/at_2" in desk.logged[4]
+    assert "eval_pass/exam/at_4" not in desk.logged[4]
+
+
+async def test_a_whole_run_is_evaluated_and_ends(tmp_path: Path) -> None:
+    engine = make_engine()
+    exam = ToyEnv(engine, name="exam")
+    config = make_config(tmp_path, eval={"envs": [ENV], "every_steps": 2, "timeout_s": 20})
+    with training(StandInTrainer(config.server.endpoint)) as trainer:
+        await run_orchestrator(config, engine, [ToyEnv(engine)], eval_adapters=[exam])
+    assert sorted(trainer.batches) == [1, 2, 3, 4]
+    assert not exam.is_open
+    files = sorted((tmp_path / "toy" / "report").glob("eval-v*.json"))
+    versions = [json.loads(path.read_text())["version"] for path in files]
+    assert versions[-1] == 4
+    assert len(exam.requests) == 12 * len(versions)
+    rows = read_metrics(tmp_path / "toy" / "metrics" / "orchestrator.jsonl")
+    assert {row["step"] for row in rows if "eval_reward/exam/mean" in row} == set(versions)
+    assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
+
+
+def test_names_of_evaluation_environments_must_differ(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"eval\.envs: names must differ"):
+        make_config(tmp_path, eval={"envs": [ENV, ENV]})
