@@ -1,0 +1,87 @@
+"""Learning from a teacher, as a user starts it: a second inference server, and `rl` with `opd` or `sft`."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.circle import ROOT, environment, run_rl
+
+pytestmark = pytest.mark.integration
+START_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def teacher_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of a model that copies rightly nine times in ten."""
+    folder = tmp_path_factory.mktemp("teacher")
+    model = folder / "model"
+    make = [sys.executable, "-m", "tiny_models", "--task", "copy-text", "--warm-start", "0.9", "--seed", "7"]
+    subprocess.run([*make, "--out", str(model)], cwd=ROOT, env=environment(), check=True, timeout=240)
+    serve = [sys.executable, "-m", "inference", "--model.path", str(model), "--server.port", "0"]
+    serve += ["--torch.max-model-len", "64", "--run.dir", str(folder), "--run.name", "teacher"]
+    process = subprocess.Popen(serve, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL)
+    try:
+        yield wait_for_url(folder / "teacher" / "services" / "inference.json", process)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def wait_for_url(path: Path, process: "subprocess.Popen[bytes]") -> str:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the teacher died"
+        if path.exists():
+            return str(json.loads(path.read_text())["addresses"]["http"])
+        time.sleep(0.1)
+    raise AssertionError("the teacher did not start")
+
+
+def overlay(folder: Path, url: str, algorithm: str) -> str:
+    path = folder / "overlay.toml"
+    path.write_text(
+        f"""
+        [orchestrator]
+        batch_size = 64
+        [orchestrator.teachers.big]
+        url = "{url}"
+        start_timeout_s = 2.0
+        [[orchestrator.envs]]
+        id = "copy-text"
+        group_size = 1
+        sampling = {{ temperature = 1.0, max_tokens = 8 }}
+        algorithm = {{ type = "{algorithm}", teacher = "big" }}
+        """
+    )
+    return str(path)
+
+
+def test_distillation_brings_the_policy_nearer_to_its_teacher(
+    tmp_path: Path, copy_model: Path, teacher_url: str
+) -> None:
+    run = run_rl(tmp_path, copy_model, "@", overlay(tmp_path, teacher_url, "opd"), "--max-steps", "20")
+    assert run.exit_code == 0, run.output
+    distances = run.column("trainer", "loss/ref_kl")
+    assert statistics.mean(distances[-4:]) < 0.8 * statistics.mean(distances[:4])
+    assert all("loss/rl" not in row for row in run.metrics("trainer"))
+
+
+def test_imitation_makes_the_teachers_words_likelier(tmp_path: Path, copy_model: Path, teacher_url: str) -> None:
+    run = run_rl(tmp_path, copy_model, "@", overlay(tmp_path, teacher_url, "sft"), "--max-steps", "15")
+    assert run.exit_code == 0, run.output
+    losses = run.column("trainer", "loss/ce")
+    assert statistics.mean(losses[-4:]) < 0.8 * statistics.mean(losses[:4])
+    assert not any(key.startswith("mismatch_kl") for row in run.metrics("trainer") for key in row)
+    assert statistics.mean(run.column("orchestrator", "reward/all/mean")) > 0.7, "the teacher played"
+
+
+def test_a_run_without_its_teacher_ends_with_its_url(tmp_path: Path, copy_model: Path) -> None:
+    run = run_rl(tmp_path, copy_model, "@", overlay(tmp_path, "http://127.0.0.1:9", "opd"), "--max-steps", "1")
+    assert run.exit_code == 76, run.output
+    assert "teacher 'big' at http://127.0.0.1:9 is not healthy" in run.output
