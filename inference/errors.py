@@ -4,9 +4,11 @@ InferenceError
 ├── BadRequest        400  the request can never be served: say what to change
 ├── UnknownModel      404  the request names a model that is not served here
 ├── WeightsRefused    409  a publish that must not be loaded; the old weights stay in service
+├── BodyTooLarge      413  the request is larger than any that could be served
 ├── QueueFull         429  too many requests are waiting: try again later
 ├── Unsupported       501  this engine cannot do that
 ├── NonFiniteLogits   500  the weights in service give NaN or infinity for this prompt
+├── WeightsNotHeld    500  a layer computes with other weights than it was given; the engine must end
 ├── Unavailable       503  loading, stopping, or the engine died
 └── DeadlineExceeded  504  the request took longer than the server allows
 """
@@ -40,6 +42,13 @@ class WeightsRefused(InferenceError):
     kind = "weights_refused"
 
 
+class BodyTooLarge(InferenceError):
+    """Reading on would only fill the memory."""
+
+    status = 413
+    kind = "http_error"
+
+
 class QueueFull(InferenceError):
     """The bounded queue is full."""
 
@@ -59,6 +68,13 @@ class NonFiniteLogits(InferenceError):
 
     status = 500
     kind = "non_finite_logits"
+
+
+class WeightsNotHeld(InferenceError):
+    """What was read back from a model is not what was loaded into it."""
+
+    status = 500
+    kind = "weights_not_held"
 
 
 class Unavailable(InferenceError):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from inference.errors import WeightsNotHeld
+
 NUM_PROBES = 4
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of the largest output."""
@@ -23,10 +25,6 @@ class Readback:
     equal: int
     probed: int
     unknown: int
-
-
-class WeightsNotHeld(Exception):
-    """A layer computes with other weights than it was given."""
 
 
 def read_back(model: nn.Module, tensors: dict[str, Tensor], packed: dict[str, list[str]]) -> Readback:

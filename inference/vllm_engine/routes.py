@@ -11,13 +11,20 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from inference.errors import BadRequest, DeadlineExceeded, InferenceError, QueueFull, Unsupported, WeightsRefused
+from inference.errors import (
+    BadRequest,
+    BodyTooLarge,
+    DeadlineExceeded,
+    InferenceError,
+    QueueFull,
+    Unsupported,
+    WeightsRefused,
+)
 from inference.requests import decode_generate, job_of, reply_of
 from inference.vllm_engine.engine import VllmEngine, logger
 from transport.codec import encode
 from transport.generation import MSGPACK, ApplyWeights, GenerateRequest
 
-Handler = Callable[[Request], Awaitable[Response]]
 MAX_BODY_BYTES = 16 * 2**20
 DISCONNECT_POLL_S = 1.0
 
@@ -168,7 +175,7 @@ class Routes:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body. Raises `BadRequest` when it is larger than any request of ours."""
+    """The body. Raises `BodyTooLarge` when it is larger than any request of ours."""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -176,10 +183,3 @@ async def read_body(request: Request) -> bytes:
             raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-class BodyTooLarge(InferenceError):
-    """413, as the embedded server answers."""
-
-    status = 413
-    kind = "http_error"

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inference.vllm_engine.readback import Readback, WeightsNotHeld, fuse, read_back
+from inference.errors import WeightsNotHeld
+from inference.vllm_engine.readback import Readback, fuse, read_back
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
