@@ -3,7 +3,10 @@
 A thread and not the service's event loop: the endpoint must answer exactly when the loop, or the training step, hangs.
 """
 
+import contextlib
 import json
+import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -15,7 +18,11 @@ from runtime.health import Health, Status
 from runtime.health_gauges import HealthGauges
 from transport.exposure import is_local, reachable
 
+Request = socket.socket | tuple[bytes, socket.socket]
+
 _SERVING = (Status.OK, Status.STOPPING)
+_MAX_OPEN = 64
+"""Connections at a time."""
 
 
 class HealthServer:
@@ -50,8 +57,43 @@ class HealthServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """Has at most `_MAX_OPEN` connections: a newer one ends the oldest, so that slow callers cannot shut others out."""
+
     daemon_threads = True
     request_queue_size = 16
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[Request, None] = {}  # in the order they came
+        self._guard = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Request, client_address: object) -> None:
+        """Called for each new connection, in the thread of the server."""
+        with self._guard:
+            if len(self._open) >= _MAX_OPEN:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                _hang_up(oldest)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Request) -> None:
+        """Called when a connection ends, in its own thread."""
+        with self._guard:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Request, client_address: object) -> None:
+        """A caller that hangs up is not news; anything else is a bug of ours."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            logger.opt(exception=error).error("the health endpoint failed")
+
+
+def _hang_up(request: Request) -> None:
+    if isinstance(request, socket.socket):
+        with contextlib.suppress(OSError):  # it has hung up itself
+            request.shutdown(socket.SHUT_RDWR)
 
 
 def _handler(health: Health, registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
