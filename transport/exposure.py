@@ -3,6 +3,7 @@
 import ipaddress
 
 _LOCAL_SCHEMES = ("ipc", "inproc")
+_WILDCARDS = ("*", "0.0.0.0", "[::]", "::", "")
 
 
 def is_local(endpoint: str) -> bool:
@@ -24,4 +25,5 @@ def reachable(endpoint: str) -> str:
     """`endpoint` as a client on the same machine uses it: a wildcard is reached through loopback."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
-    return f"{scheme}://127.0.0.1:{port}" if host in ("*", "0.0.0.0", "[::]", "::", "") else endpoint
+    is_wildcard = scheme not in _LOCAL_SCHEMES and host in _WILDCARDS
+    return f"{scheme}://127.0.0.1:{port}" if is_wildcard else endpoint
