@@ -213,7 +213,12 @@ class OrchestratorConfig(ServiceConfig):
     max_staleness: int = Field(2, ge=0)
     """Largest staleness of a sample, in policy versions, when its batch is cut. 0 is synchronous."""
     max_in_flight: int = Field(512, gt=0)
-    """Rollouts that run at the same time."""
+    """Rollouts that run at the same time, at most."""
+    concurrency: Literal["fixed", "adaptive"] = "fixed"
+    """`fixed`: always `max_in_flight` rollouts; `adaptive`: up to as many, but hardly more than the engines have places
+    for, by what their health endpoints say."""
+    concurrency_period_s: float = Field(2.0, gt=0)
+    """Seconds between two looks at the engines under `concurrency = "adaptive"`."""
     advantage: AdvantageConfig = GrpoAdvantageConfig()
     """Advantage function, called once per group."""
     algorithm: AlgorithmConfig = RlAlgorithmConfig()

@@ -15,6 +15,7 @@
 | policy    | weight announcements   | live version    | every engine in service: seen   | an engine's reply; retries  |
 | pool      | engines that left      | engines back    | health and the right weights    | an engine's reply; retries  |
 | evaluator | versions that are due  | figures         | a due version; its rollouts     | version; `eval.timeout_s`   |
+| adapting  | load of the engines    | slots           | `concurrency_period_s` to pass  | the clock                   |
 | pulse     | what this side awaits  | news for people | half a second to pass           | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
@@ -31,6 +32,7 @@ from loguru import logger
 from orchestrator.admission import AdmissionRule
 from orchestrator.batcher import Batcher, CutWriter
 from orchestrator.collector import Collector
+from orchestrator.concurrency import Bounds, ConcurrencyController
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.protocol import Engine, EngineError
 from orchestrator.envs.protocol import EnvAdapter
@@ -177,13 +179,27 @@ class Orchestrator:
             following = tasks.create_task(self._policy.run())
             scheduling = tasks.create_task(self._scheduler.run())
             evaluating = tasks.create_task(self._evaluator.run())
+            adapting = tasks.create_task(self._adapt())
             await self._batcher.run()
             scheduling.cancel()  # the last batch is cut: nothing more is needed
             await self._until_trained()
             weights = self._server.weights
             await self._evaluator.finish(evaluating, last_version=0 if weights is None else weights.version)
-            for loop in (serving, following, pulsing):
+            for loop in (serving, following, pulsing, adapting):
                 loop.cancel()
+
+    async def _adapt(self) -> None:
+        """Let the number of rollouts follow the load of the engines, if asked to."""
+        config = self._config
+        if config.concurrency == "adaptive":
+            lowest = max(env.group_size for env in config.envs)
+            await ConcurrencyController(
+                self._engine.load,
+                lambda: self._scheduler.in_flight,
+                self._scheduler.set_max_in_flight,
+                Bounds(lowest, config.max_in_flight),
+                period_s=config.concurrency_period_s,
+            ).run()
 
     async def _start(self, closing: AsyncExitStack) -> None:
         """Engines, then the weights they should serve, then environments. Every wait has its deadline."""

@@ -75,6 +75,11 @@ class Scheduler:
         """Something changed: look again whether a group can be admitted."""
         self._changed.set()
 
+    def set_max_in_flight(self, limit: int) -> None:
+        """Rollouts that may run from now on; those that run already are not disturbed."""
+        self._rule = dataclasses.replace(self._rule, max_in_flight=limit)
+        self.notify()
+
     async def run(self) -> None:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -1,9 +1,9 @@
 """`HttpEngine`: all engines of the run behind one `Engine`, over the HTTP contract of docs/contracts.md.
 
-Who is in service is the pool's affair (`pool.py`). Here is why engines leave it: three requests in a row fail; a reply
-was sampled by an older version than the engine was seen to serve (it was restarted); an update fails three times in a
-row that another engine took (it must not hold up the run). And here is what they need to come back: health, the same
-vocabulary, and the weights, given and read back.
+Who is in service is the pool's affair (`pool.py`). Here is why engines leave it: three requests or updates in a row get
+no answer; a reply was sampled by an older version than the engine was seen to serve (it was restarted); an update is
+refused three times in a row that another engine took (it must not hold up the run). And here is what they need to come
+back: health, the same vocabulary, and the weights, given and read back.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from orchestrator.config import EnginesConfig
 from orchestrator.engines.availability import Availability
 from orchestrator.engines.circuit import MAX_FAILURES
 from orchestrator.engines.http_client import EngineClient, new_session
+from orchestrator.engines.load import EngineLoad, total_load
 from orchestrator.engines.pool import EnginePool
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.engines.replica import Replica, Target
@@ -79,10 +80,10 @@ class HttpEngine:
         target = self._wanted = Target(ServedWeights(version=version, digest=digest), manifest_path)
         asked = self._pool.in_service()
         errors = await _on_all(asked, lambda replica: replica.bring_to(target, self._config.update_timeout_s))
+        self._expel_laggards(asked, errors)
         if len(errors) == len(asked):
             reasons = "; ".join(map(str, errors.values())) or f"no engine is in service: {self.availability.reason}"
             raise EngineError(reasons)
-        self._expel_laggards(asked, errors)
         holding_up = [str(error) for replica, error in errors.items() if not replica.circuit.is_open]
         if holding_up:
             raise EngineError("; ".join(holding_up))
@@ -90,6 +91,11 @@ class HttpEngine:
         for replica in self._pool.in_service():
             if replica.seen_version < version:
                 self._pool.leave(replica, f"it came back with version {replica.seen_version} while {version} was given")
+
+    async def load(self) -> EngineLoad:
+        """See `Engine`."""
+        healths = await asyncio.gather(*(replica.client.health() for replica in self._pool.in_service()))
+        return total_load(health.load for health in healths)
 
     async def served(self) -> ServedWeights:
         """See `Engine`."""
@@ -150,11 +156,14 @@ class HttpEngine:
             await asyncio.sleep(HEALTH_POLL_S)
 
     def _expel_laggards(self, asked: Sequence[Replica], errors: "dict[Replica, EngineError]") -> None:
-        """Whoever fails again and again what another one did leaves the service."""
+        """Whoever does not answer is ill; so is whoever fails again and again what another one did."""
         for replica in asked:
-            replica.num_failed_updates = replica.num_failed_updates + 1 if replica in errors else 0
-            if replica.num_failed_updates >= MAX_FAILURES:
-                self._pool.leave(replica, str(errors[replica]))
+            error = errors.get(replica)
+            replica.num_failed_updates = 0 if error is None else replica.num_failed_updates + 1
+            if isinstance(error, TemporaryError):
+                self._pool.failed(replica, str(error))
+            elif error is not None and len(errors) < len(asked) and replica.num_failed_updates >= MAX_FAILURES:
+                self._pool.leave(replica, str(error))
 
     async def _make_ready(self, replica: Replica) -> None:
         """See `pool.MakeReady`."""

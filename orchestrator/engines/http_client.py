@@ -6,6 +6,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from orchestrator.engines.load import EngineLoad
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.retry import TemporaryError, parse_retry_after
 from transport.generation import GENERATE_PATH, MSGPACK, SCORE_PATH, WEIGHTS_PATH, ApplyWeights, ServedWeights
@@ -27,6 +28,14 @@ class EngineHealth(msgspec.Struct, frozen=True):
     status: str
     vocab_size: int
     model: str = ""
+    running: int = 0
+    waiting: int = 0
+    max_batch_size: int = 0
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy it is."""
+        return EngineLoad(self.running, self.waiting, self.max_batch_size)
 
 
 _health_decoder = msgspec.json.Decoder(EngineHealth)

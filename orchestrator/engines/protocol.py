@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from orchestrator.engines.availability import Availability
+from orchestrator.engines.load import EngineLoad
 from transport.generation import GenerateReply, GenerateRequest, ServedWeights
 
 
@@ -48,6 +49,10 @@ class Engine(Generator, Protocol):
     async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
         """Have every engine in service load and serve `version`, and read version and digest back. Raises `EngineError`
         that names who does not, and what it serves."""
+        ...
+
+    async def load(self) -> EngineLoad:
+        """How busy the engines in service are. Raises `EngineError` if one of them does not say."""
         ...
 
     async def served(self) -> ServedWeights:

@@ -14,6 +14,7 @@ import xxhash
 
 from orchestrator.config import ScriptedEngineConfig
 from orchestrator.engines.availability import Availability
+from orchestrator.engines.load import EngineLoad
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.validation import check_reply
 from orchestrator.rollout import Int32s
@@ -84,6 +85,10 @@ class ScriptedEngine:
         if version < self.weights.version:
             raise EngineError(f"scripted engine serves version {self.weights.version}, refused {version}")
         self.weights = ServedWeights(version=version, digest=digest)
+
+    async def load(self) -> EngineLoad:
+        """It has a place for everyone."""
+        return EngineLoad(num_running=self.num_running)
 
     async def served(self) -> ServedWeights:
         """The scripted version."""
