@@ -19,6 +19,7 @@ from benchmarks.fault_results import RESULTS, Figures, record
 from tests.faults.exactly_once.campaign import Campaign, make_model
 from tests.faults.exactly_once.evidence import Result
 from tests.faults.exactly_once.fixed_run import FixedRun
+from tests.faults.exactly_once.kills import Aim, random_aim, random_end
 from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.exactly_once.signs import SIGNS
 
@@ -32,19 +33,23 @@ def exactly_once(num_kills: int, seed: int, folder: Path) -> Figures:
     """Run until there were `num_kills` kills, half of each service. `AssertionError` if a run ends otherwise."""
     started = time.monotonic()
     fixed = FixedRun(folder / "runs", "run", make_model(folder / "model"))
+    rng = random.Random(seed)
     with ExitStack() as stack:
-        nurseries = {service: stack.enter_context(Nursery(service)) for service in SIGNS}
-        campaign = Campaign(fixed, nurseries, random.Random(seed), COLD_SHARE)
-        reference = campaign.reference()
-        starts = dict.fromkeys(SIGNS, 0)
+        nurseries = {service: stack.enter_context(Nursery(service, COLD_SHARE)) for service in SIGNS}
+        campaign = Campaign(fixed, nurseries)
+        reference = campaign.reference().after(fixed.max_steps)
         while left := left_to_kill(campaign, num_kills):
-            at_end = {service: campaign.num_runs % 2 for service, kills in left.items() if kills > KILLS_PER_RUN}
-            kills = {service: min(KILLS_PER_RUN, left.get(service, 0)) for service in SIGNS}
-            result, ended = campaign.with_kills(kills, end_kills=at_end)
+            plan = {service: make_plan(service, left.get(service, 0), campaign.num_runs, rng) for service in SIGNS}
+            result, ended = campaign.with_kills(plan)
             assert result == reference, f"run {campaign.num_runs} ended with {result}, not with {reference}"
-            starts = {service: starts[service] + ended.num_starts[service] for service in SIGNS}
             print(f"run {campaign.num_runs}: {ended.duration_s:.1f} s, {describe(campaign.hits)}", flush=True)
-    return figures(campaign, reference, starts, seed, time.monotonic() - started)
+    return figures(campaign, reference, seed, time.monotonic() - started)
+
+
+def make_plan(service: str, left: int, run: int, rng: random.Random) -> list[Aim]:
+    """Kills of `service` in run number `run`, of which `left` are still to come."""
+    aims = [random_aim(service, rng) for _ in range(min(KILLS_PER_RUN, left))]
+    return [*aims, random_end(rng)] if run % 2 and left > KILLS_PER_RUN else aims
 
 
 def left_to_kill(campaign: Campaign, num_kills: int) -> dict[str, int]:
@@ -53,7 +58,7 @@ def left_to_kill(campaign: Campaign, num_kills: int) -> dict[str, int]:
     return {service: goal - done for service, goal in goals.items() if (done := campaign.num_killed(service)) < goal}
 
 
-def figures(campaign: Campaign, reference: Result, starts: Mapping[str, int], seed: int, duration_s: float) -> Figures:
+def figures(campaign: Campaign, reference: Result, seed: int, duration_s: float) -> Figures:
     """What was measured. A run that ended otherwise than the reference has raised before."""
     run, accounts = campaign.run, campaign.accounts
     num_due = run.max_steps * len(accounts)
@@ -70,8 +75,7 @@ def figures(campaign: Campaign, reference: Result, starts: Mapping[str, int], se
         "steps_taken_back_and_trained_again": sum(account.num_vain_steps for account in accounts),
         "ledgers_balanced": len(accounts),
         "rollouts_generated_again": sum(account.num_cancelled for account in accounts),
-        "starts": dict(starts),
-        "cold_share": campaign.cold_share,
+        "starts_that_paid_for_imports": {service: nursery.num_cold for service, nursery in campaign.nurseries.items()},
         "sha256_of_the_weights": reference.weights,
         "sha256_of_the_training_state": reference.state,
         "seed": seed,

@@ -1,21 +1,31 @@
 """`Campaign`: a reference run without a kill, then runs with kills, each of which must end like the reference."""
 
-import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.faults.exactly_once.evidence import Account, Result, RetirementWatch, check_finished, result_of
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.faults.exactly_once.kills import Budget, Ended, run_to_the_end
+from tests.faults.exactly_once.kills import NO_KILLS, Ended, Plan, run_to_the_end
 from tests.faults.exactly_once.nursery import ROOT, Nursery, environment
 from tests.faults.exactly_once.signs import SIGNS
 
 TIMEOUT_S = 600.0
 """Seconds that one run may take, however often it is killed."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run without a kill that kept all its checkpoints."""
+
+    path: Path
+
+    def after(self, num_steps: int) -> Result:
+        """What a run of so many steps must end with. The learning rate is constant: shorter runs are parts of it."""
+        return result_of(self.path, num_steps)
 
 
 @dataclass
@@ -24,28 +34,24 @@ class Campaign:
 
     run: FixedRun
     nurseries: Mapping[str, Nursery]
-    rng: random.Random
-    cold_share: float = 0.0
     hits: dict[str, Counter[str]] = field(default_factory=lambda: {service: Counter() for service in SIGNS})
     accounts: list[Account] = field(default_factory=list)
     """Of the runs with kills."""
 
-    def reference(self) -> Result:
-        """The result of a run without a kill."""
-        return self._finish(self.run.named("reference"), Budget(dict.fromkeys(SIGNS, 0), self.rng))[0]
+    def reference(self) -> Reference:
+        """A run without a kill."""
+        run = replace(self.run, name="reference", keep=self.run.max_steps)
+        self._finish(run, NO_KILLS)
+        return Reference(run.path)
 
-    def with_kills(
-        self, kills: Mapping[str, int], *, end_kills: Mapping[str, int] | None = None
-    ) -> tuple[Result, Ended]:
-        """The result of one run with so many kills of each service (fewer, if it ends before)."""
-        budget = Budget(dict(kills), self.rng, cold_share=self.cold_share)
-        budget.end_kills.update(end_kills or {})
+    def with_kills(self, plan: Plan) -> tuple[Result, Ended]:
+        """The result of one run with the kills of `plan` (fewer, if it ends before)."""
         run = self.run.named(f"killed-{len(self.accounts) + 1}")
-        result, ended, account = self._finish(run, budget)
+        ended, account = self._finish(run, plan)
         self.accounts.append(account)
-        for service, counter in budget.hits.items():
+        for service, counter in ended.hits.items():
             self.hits[service] += counter
-        return result, ended
+        return result_of(run.path, run.max_steps), ended
 
     @property
     def num_runs(self) -> int:
@@ -56,11 +62,9 @@ class Campaign:
         """Kills of `service` so far."""
         return self.hits[service].total()
 
-    def _finish(self, run: FixedRun, budget: Budget) -> tuple[Result, Ended, Account]:
-        watch = RetirementWatch(run.path)
-        ended = run_to_the_end(run, dict(self.nurseries), budget, TIMEOUT_S, watch.look)
-        account = check_finished(run.path, run.max_steps)
-        return result_of(run.path, run.max_steps), ended, account
+    def _finish(self, run: FixedRun, plan: Plan) -> tuple[Ended, Account]:
+        ended = run_to_the_end(run, self.nurseries, plan, TIMEOUT_S, RetirementWatch(run.path).look)
+        return ended, check_finished(run.path, run.max_steps)
 
 
 def make_model(folder: Path) -> Path:

@@ -1,12 +1,10 @@
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.campaign import Campaign, make_model
-from tests.faults.exactly_once.evidence import Result
+from tests.faults.exactly_once.campaign import Campaign, Reference, make_model
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.exactly_once.signs import SIGNS
@@ -28,11 +26,11 @@ def fixed_run(tmp_path_factory: pytest.TempPathFactory) -> FixedRun:
 
 @pytest.fixture
 def campaign(fixed_run: FixedRun, nurseries: dict[str, Nursery], tmp_path: Path) -> Campaign:
-    """Kills at instants that are the same in every session, as far as the machine allows."""
-    return Campaign(fixed_run.below(tmp_path), nurseries, random.Random(20240711))
+    """Runs with kills, in a folder of their own."""
+    return Campaign(fixed_run.below(tmp_path), nurseries)
 
 
 @pytest.fixture(scope="session")
-def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery]) -> Result:
-    """How a run ends that nobody disturbs."""
-    return Campaign(fixed_run, nurseries, random.Random(0)).reference()
+def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery]) -> Reference:
+    """How a run goes that nobody disturbs."""
+    return Campaign(fixed_run, nurseries).reference()

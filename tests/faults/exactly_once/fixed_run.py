@@ -47,6 +47,8 @@ class FixedRun:
     trainer_port: int = 0
     """Where the trainer finds the orchestrator, if not at `port`: a proxy."""
     record_batches: bool = False
+    keep: int = 3
+    """Checkpoints and publishes that stay."""
 
     @property
     def path(self) -> Path:
@@ -78,7 +80,8 @@ class FixedRun:
             "peer-timeout-s": PEER_TIMEOUT_S,
         }
         orchestrator = [word for key, value in link.items() for word in (f"--orchestrator.{key}", str(value))]
-        checkpoint = ["--checkpoint.interval-steps", str(self.checkpoint_steps)]
+        keep = ["--checkpoint.keep", str(self.keep), "--weights.keep", str(self.keep)]
+        checkpoint = ["--checkpoint.interval-steps", str(self.checkpoint_steps), *keep]
         return [*self._both(), "--model.seq-len", "256", "--optimizer.lr", "1e-3", *orchestrator, *checkpoint, *flags]
 
     def _both(self) -> list[str]:

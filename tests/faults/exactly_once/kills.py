@@ -1,4 +1,4 @@
-"""Kill -9 the services of a run at random instants and start them again at once, until the run has ended.
+"""Kill -9 the services of a run at planned or random instants and start them again at once, until the run has ended.
 
 A kill comes a random time after the process started or after its first act (a step, a batch), or it is aimed: it waits
 for a sign on disk of an instant that lasts milliseconds only. Where a kill has hit is read from the disk afterwards.
@@ -8,7 +8,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ MAX_EARLY_S = 2.0
 """A process that is to die early dies within so many seconds of its start: mostly while it starts up."""
 MAX_WORK_S = 1.5
 """One that is to die at work dies within so many seconds of its first act."""
-MAX_LIFE_S = 12.0
+MAX_LIFE_S = 30.0
 """One that waits for its sign, or for its first act, dies after so many seconds at the latest."""
 MAX_END_S = 0.3
 """One that is to die at the end dies within so many seconds of the last commit, unless it has ended by then."""
@@ -31,35 +31,6 @@ FIRST_ACT = "first act"
 RUN_OVER = "run over"
 START_UP = "start-up"
 AT_WORK = "at work"
-
-
-@dataclass
-class Budget:
-    """How many kills of each service are still to come; `cold_share` of the starts pay for their imports."""
-
-    kills: dict[str, int]
-    rng: random.Random
-    end_kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIGNS, 0))
-    """Kills, after all others, in the moment when the last step is committed."""
-    cold_share: float = 0.0
-    hits: dict[str, Counter[str]] = field(default_factory=lambda: {service: Counter() for service in SIGNS})
-
-    @property
-    def num_killed(self) -> int:
-        """Kills so far, both services together."""
-        return sum(counter.total() for counter in self.hits.values())
-
-    def draw(self, service: str) -> "Aim | None":
-        """When to kill the process that starts now; `None`: not at all."""
-        if self.kills[service]:
-            return draw_aim(service, self.rng)
-        return Aim(self.rng.uniform(0.0, MAX_END_S), RUN_OVER) if self.end_kills[service] else None
-
-    def killed(self, service: str, instant: str) -> None:
-        """One kill less to come."""
-        left = self.kills if self.kills[service] else self.end_kills
-        left[service] -= 1
-        self.hits[service][instant] += 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +41,7 @@ class Aim:
     sign: str | None = None
 
 
-def draw_aim(service: str, rng: random.Random) -> Aim:
+def random_aim(service: str, rng: random.Random) -> Aim:
     """A random instant: 1 in 4 early, 1 in 4 at work, the others at a sign."""
     kind = rng.random()
     if kind < 0.25:
@@ -80,27 +51,58 @@ def draw_aim(service: str, rng: random.Random) -> Aim:
     return Aim(0.0, rng.choice(list(SIGNS[service])))
 
 
+def random_end(rng: random.Random) -> Aim:
+    """A random instant after the last commit."""
+    return Aim(rng.uniform(0.0, MAX_END_S), RUN_OVER)
+
+
+def every_aim(service: str) -> list[Aim]:
+    """One kill early, one at work, and one at each sign."""
+    return [Aim(0.5), Aim(0.5, FIRST_ACT), *(Aim(0.0, sign) for sign in SIGNS[service])]
+
+
+Plan = Mapping[str, Sequence[Aim]]
+"""By service: when to kill its first process, its second, and so on. Those after the last live on."""
+NO_KILLS: Plan = dict.fromkeys(SIGNS, ())
+
+
+@dataclass
+class Deaths:
+    """What is left of a plan, and where its kills have hit."""
+
+    left: dict[str, list[Aim]]
+    hits: dict[str, Counter[str]] = field(default_factory=lambda: {service: Counter() for service in SIGNS})
+
+    def next(self, service: str) -> Aim | None:
+        """When to kill the process that starts now; `None`: not at all."""
+        return next(iter(self.left[service]), None)
+
+    def happened(self, service: str, instant: str) -> None:
+        """A process was killed."""
+        del self.left[service][0]
+        self.hits[service][instant] += 1
+
+
 class Life:
     """A service of the run from start to start."""
 
-    def __init__(self, nursery: Nursery, argv: list[str], run: Path, budget: Budget) -> None:
+    def __init__(self, nursery: Nursery, argv: list[str], run: Path, deaths: Deaths) -> None:
         self.service = nursery.service
         self.num_starts = 0
         self._nursery = nursery
         self._argv = argv
         self._run = run
-        self._budget = budget
+        self._deaths = deaths
         self._child = self._start()
 
     def _start(self) -> Child:
-        self._aim = self._budget.draw(self.service)
+        self._aim = self._deaths.next(self.service)
         self._before = {name: self._token(name) for name in (*SIGNS[self.service], FIRST_ACT, RUN_OVER)}
         self._counts_from: float | None = None
         self._started = time.monotonic()
         self.num_starts += 1
         output = self._run.with_name(f"{self._run.name}-{self.service}.log")
-        is_cold = self._budget.rng.random() < self._budget.cold_share
-        return (self._nursery.start_cold if is_cold else self._nursery.start)(self._argv, output)
+        return self._nursery.start(self._argv, output)
 
     @property
     def has_ended(self) -> bool:
@@ -122,7 +124,7 @@ class Life:
             time.sleep(POLL_S)
         if code != -9:  # it ended by itself in the same instant: `has_ended` looks at how
             return
-        self._budget.killed(self.service, self._instant())
+        self._deaths.happened(self.service, self._instant())
         self._child = self._start()
 
     def _is_time(self, aim: Aim) -> bool:
@@ -160,16 +162,19 @@ class Ended:
 
     duration_s: float
     num_starts: dict[str, int]
+    hits: dict[str, Counter[str]]
+    """Where kills have hit, by service."""
 
 
 def run_to_the_end(
-    run: FixedRun, nurseries: dict[str, Nursery], budget: Budget, timeout_s: float, on_poll: Callable[[], None]
+    run: FixedRun, nurseries: Mapping[str, Nursery], plan: Plan, timeout_s: float, on_poll: Callable[[], None]
 ) -> Ended:
-    """Run both services, killing as long as `budget` lasts. `AssertionError` if one fails or the time is up."""
+    """Run both services, killing by `plan`. `AssertionError` if one fails or the time is up."""
     started = time.monotonic()
+    deaths = Deaths({service: list(aims) for service, aims in plan.items()})
     arguments = {"orchestrator": run.orchestrator(), "trainer": run.trainer()}
+    lives = [Life(nursery, arguments[name], run.path, deaths) for name, nursery in nurseries.items()]
     polls = itertools.count()
-    lives = [Life(nursery, arguments[name], run.path, budget) for name, nursery in nurseries.items()]
     while alive := [life for life in lives if not life.has_ended]:
         for life in alive:
             life.disturb()
@@ -177,4 +182,4 @@ def run_to_the_end(
             on_poll()
         assert time.monotonic() - started < timeout_s, "\n".join(life.output()[-2000:] for life in lives)
         time.sleep(POLL_S)
-    return Ended(time.monotonic() - started, {life.service: life.num_starts for life in lives})
+    return Ended(time.monotonic() - started, {life.service: life.num_starts for life in lives}, deaths.hits)

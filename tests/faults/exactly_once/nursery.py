@@ -2,11 +2,12 @@
 
 Importing torch or verifiers takes five seconds: most of the life of a process that is killed every few seconds. So one
 process imports the service once and forks; the child runs the service's own entry point from its first line, in its own
-process, and dies its own death. `cold` starts a plain `python -m <service>` instead.
+process, and dies its own death. A `cold_share` of the starts are a plain `python -m <service>` instead.
 """
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -52,8 +53,11 @@ class WarmChild:
 class Nursery:
     """Starts `service`. All children die with it."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, cold_share: float = 0.0) -> None:
         self.service = service
+        self.num_cold = 0
+        self._cold_share = cold_share
+        self._random = random.Random(service)
         self._codes: dict[int, int] = {}
         self._unread = b""
         self._process = subprocess.Popen(
@@ -78,7 +82,11 @@ class Nursery:
         self._process.communicate(timeout=30)
 
     def start(self, argv: Sequence[str], output: Path) -> Child:
-        """A child of the warm process; its output is appended to `output`."""
+        """A running service; its output is appended to `output`."""
+        is_cold = self._random.random() < self._cold_share
+        return self._start_cold(argv, output) if is_cold else self._start_warm(argv, output)
+
+    def _start_warm(self, argv: Sequence[str], output: Path) -> Child:
         assert self._process.stdin is not None
         self._drain()
         self._process.stdin.write(json.dumps({"argv": list(argv), "output": str(output)}).encode() + b"\n")
@@ -87,8 +95,8 @@ class Nursery:
             self._codes[message["pid"]] = message["code"]
         return WarmChild(self, message["pid"])
 
-    def start_cold(self, argv: Sequence[str], output: Path) -> Child:
-        """A process of its own, as a user starts it."""
+    def _start_cold(self, argv: Sequence[str], output: Path) -> Child:
+        self.num_cold += 1
         command = [sys.executable, "-m", self.service, *argv]
         with output.open("ab") as file:
             child = subprocess.Popen(

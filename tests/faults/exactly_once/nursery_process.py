@@ -1,4 +1,4 @@
-"""`python -m tests.faults.exactly_once.nursery_process trainer|orchestrator`: see `nursery.py`."""
+"""`python -m tests.faults.exactly_once.nursery_process inference|orchestrator|trainer`: see `nursery.py`."""
 
 import importlib
 import json
@@ -9,9 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from runtime.service import run_main
+from runtime.service import Main, run_main
 
 PRELOADED = {
+    "inference": ("inference.service", "inference.torch_engine.start", "transformers.models.qwen3.modeling_qwen3"),
     "orchestrator": ("orchestrator.service", "orchestrator.envs.verifiers_adapter", "copy_text", "tandem_harness"),
     "trainer": ("trainer.service", "transformers.models.qwen3.modeling_qwen3", "torch.distributed.checkpoint"),
 }
@@ -19,6 +20,7 @@ PRELOADED = {
 
 def main(service: str) -> None:
     """Serve until stdin ends, then end the children."""
+    cli = importlib.import_module(f"{service}.cli")
     for module in PRELOADED[service]:
         importlib.import_module(module)
     wake, wakened = os.pipe()
@@ -38,12 +40,12 @@ def main(service: str) -> None:
             if not line:
                 break
             reap(ended)
-            living.add(give_birth(service, **json.loads(line)))
+            living.add(give_birth(service, cli.run, **json.loads(line)))
     for pid in living:
         os.kill(pid, signal.SIGKILL)
 
 
-def give_birth(service: str, argv: list[str], output: str) -> int:
+def give_birth(service: str, run: Main, argv: list[str], output: str) -> int:
     """Fork a child that is the service from its entry point on; its pid."""
     pid = os.fork()
     if pid:
@@ -56,7 +58,7 @@ def give_birth(service: str, argv: list[str], output: str) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    run_main(service, importlib.import_module(f"{service}.cli").run, argv)
+    run_main(service, run, argv)
 
 
 def report_ended(living: set[int], ended: set[int]) -> None:

@@ -5,25 +5,22 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.chaos_proxy import ChaosProxy, Faults
-from tests.faults.exactly_once.campaign import Campaign
-from tests.faults.exactly_once.evidence import Result
+from tests.faults.exactly_once.campaign import Campaign, Reference
+from tests.faults.exactly_once.kills import FIRST_ACT, Aim
+from tests.faults.exactly_once.signs import SIGNS
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
-    ("faults", "kills"),
-    [
-        pytest.param(Faults(duplicate=0.2, swap=0.05, replay=0.05), 0, id="undisturbed services"),
-        pytest.param(Faults(duplicate=0.2, swap=0.05, replay=0.05), 2, id="killed services"),
-    ],
+    "aims",
+    [pytest.param((), id="undisturbed"), pytest.param((Aim(0.5, FIRST_ACT), Aim(0.2, FIRST_ACT)), id="killed")],
 )
 def test_repeated_and_reordered_messages_train_no_step_twice_or_out_of_order(
-    campaign: Campaign, reference: Result, faults: Faults, kills: int
+    campaign: Campaign, reference: Reference, aims: tuple[Aim, ...]
 ) -> None:
-    with ChaosProxy(campaign.run.port, faults=faults) as proxy:
-        campaign.run = replace(campaign.run, trainer_port=proxy.port)
-        result, _ = campaign.with_kills({"orchestrator": kills, "trainer": kills})
-    assert result == reference
-    happened = {name for name, count in proxy.num_faults.items() if count > 3}
-    assert happened == {name for name in ("duplicate", "swap", "replay") if getattr(faults, name)}
+    with ChaosProxy(campaign.run.port, faults=Faults(duplicate=0.2, swap=0.05, replay=0.05)) as proxy:
+        campaign.run = replace(campaign.run, trainer_port=proxy.port, max_steps=12)
+        result, _ = campaign.with_kills(dict.fromkeys(SIGNS, aims))
+    assert result == reference.after(12)
+    assert min(proxy.num_faults[fault] for fault in ("duplicate", "swap", "replay")) > 3

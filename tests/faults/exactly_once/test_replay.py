@@ -1,0 +1,59 @@
+"""What a run has trained can be trained again without an orchestrator, and ends with the same bits."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.exactly_once.campaign import Campaign, Reference
+from tests.faults.exactly_once.evidence import sha256
+from tests.faults.exactly_once.fixed_run import FixedRun
+from tests.faults.exactly_once.kills import FIRST_ACT, Aim
+from tests.faults.exactly_once.nursery import Nursery
+from tests.faults.exactly_once.signs import SIGNS
+from transport.batch import build_batch, decode_rows
+from transport.batch_file import BatchFile, file_chunks
+from transport.durable import write_durably
+from transport.outbox import batch_path
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+DEADLINE_S = 120.0
+
+
+def replay(run: FixedRun, recording: Path, trainer: Nursery) -> tuple[str, str]:
+    """Hashes of the weights and of the state that the recording leads to."""
+    output = run.folder / f"{run.name}.log"
+    child = trainer.start(run.trainer("--replay", str(recording)), output)
+    deadline = time.monotonic() + DEADLINE_S
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert child.poll() == 0, output.read_text()
+    checkpoint = run.path / "checkpoints" / f"step-{run.max_steps:08d}"
+    weights = run.path / "weights" / f"v{run.max_steps:08d}"
+    return sha256(weights.glob("*.safetensors")), sha256(checkpoint.glob("*.distcp"))
+
+
+def test_recorded_batches_of_a_killed_run_replay_to_the_same_bits(
+    campaign: Campaign, reference: Reference, nurseries: dict[str, Nursery]
+) -> None:
+    campaign.run = replace(campaign.run, record_batches=True, max_steps=9)
+    result, _ = campaign.with_kills(dict.fromkeys(SIGNS, (Aim(0.3, FIRST_ACT),)))
+    expected = reference.after(9)
+    assert result == expected
+    outbox = campaign.run.folder / "killed-1" / "outbox"
+    again = replay(campaign.run.named("replayed"), outbox, nurseries["trainer"])
+    assert again == (expected.weights, expected.state)
+
+    train_twice(outbox, step=5)
+    other = replay(campaign.run.named("doubled"), outbox, nurseries["trainer"])
+    assert other[0] != expected.weights, "a step that is trained twice must show in the weights"
+
+
+def train_twice(outbox: Path, step: int) -> None:
+    """Put the samples of the batch before in the place of batch `step`."""
+    before = BatchFile(batch_path(outbox / "retired", step - 1))
+    rows = range(len(before.manifest.columns.num_bytes.numpy()))
+    samples = decode_rows(before.manifest, rows, before.frames(rows))
+    batch = build_batch(before.manifest.run_id, step, samples)
+    write_durably(batch_path(outbox / "retired", step), file_chunks(batch))
