@@ -7,7 +7,7 @@ from inference.config import InferenceConfig
 from runtime.config import load_config
 from runtime.errors import UserError
 from runtime.service import run_main
-from runtime.shutdown import end_at_once_while_loading
+from runtime.shutdown import ending_at_once
 
 
 def main() -> None:
@@ -20,8 +20,8 @@ def run(argv: Sequence[str]) -> None:
     config = load_config(InferenceConfig, argv, prog="inference")
     check_engine(config)
     check_model_path(config)
-    end_at_once_while_loading()
-    from inference.service import serve
+    with ending_at_once():
+        from inference.service import serve
 
     serve(config)
 

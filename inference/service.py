@@ -48,9 +48,9 @@ def serve(config: InferenceConfig) -> None:
     health = Health(SERVICE, config.stall_timeout_s)
     metrics = ServerMetrics()
     with ExitStack() as stack:
+        shutdown = stack.enter_context(closing(Shutdown()))
         lock = stack.enter_context(run_dir.lock(SERVICE))
         setup_logging(SERVICE, config.log, run_dir)
-        shutdown = stack.enter_context(closing(Shutdown()))
         extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
         stack.enter_context(closing(extra))
         stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", run_dir=run_dir))

@@ -14,7 +14,7 @@ from orchestrator.loop_priority import prefer_event_loop
 from runtime.config import load_config, parse_config
 from runtime.errors import UserError
 from runtime.service import run_main
-from runtime.shutdown import end_at_once_while_loading
+from runtime.shutdown import ending_at_once
 
 
 def main() -> NoReturn:
@@ -30,8 +30,8 @@ def run(argv: Sequence[str]) -> int:
         return check_advantage(argv[1:])
     config = load_config(OrchestratorConfig, argv, prog="orchestrator")
     check_paths(config)
-    end_at_once_while_loading()
-    from orchestrator.service import serve
+    with ending_at_once():
+        from orchestrator.service import serve
 
     prefer_event_loop()
     serve(config)

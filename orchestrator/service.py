@@ -78,9 +78,9 @@ def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig
     registry = CollectorRegistry()
     loop_lag = LoopLag()
     with ExitStack() as stack:
+        shutdown = stack.enter_context(closing(Shutdown()))
         lock = stack.enter_context(run_dir.lock(SERVICE))
         setup_logging(SERVICE, config.log, run_dir)
-        shutdown = stack.enter_context(closing(Shutdown()))
         health_server = HealthServer(health, host=config.health.host, port=config.health.port, registry=registry)
         stack.enter_context(closing(health_server))
         stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", loop_lag, run_dir=run_dir))

@@ -14,13 +14,18 @@ from runtime.exit_codes import ExitCode
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def end_at_once_while_loading() -> None:
-    """Until a `Shutdown` takes over, a stop signal ends the process at once, with exit code 0: nothing is begun yet.
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """While the block lasts, a stop signal ends the process at once, with exit code 0: nothing is begun yet.
 
-    For services, before their slow imports. A command that is to yield a result must not end with 0 without it.
+    For the slow imports of services. A command that is to yield a result must not end with 0 without it.
     """
-    for number in _SIGNALS:
-        signal.signal(number, lambda *_: os._exit(ExitCode.OK))
+    previous = {number: signal.signal(number, lambda *_: os._exit(ExitCode.OK)) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class Shutdown:

@@ -11,7 +11,7 @@ from typing import NoReturn
 from runtime.config import load_config, parse_config
 from runtime.errors import UserError
 from runtime.service import run_main
-from runtime.shutdown import end_at_once_while_loading
+from runtime.shutdown import ending_at_once
 from trainer.config import CheckLossConfig, ExportConfig, TrainerConfig
 
 
@@ -29,8 +29,8 @@ def run(argv: Sequence[str]) -> int:
         return check_loss(parse_config(CheckLossConfig, positional + list(argv[1:]), prog="trainer check-loss"))
     config = load_config(TrainerConfig, argv, prog="trainer")
     check_paths(config)
-    end_at_once_while_loading()
-    from trainer.service import run_trainer
+    with ending_at_once():
+        from trainer.service import run_trainer
 
     return run_trainer(config)
 

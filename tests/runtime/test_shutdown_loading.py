@@ -6,15 +6,17 @@ import sys
 
 import pytest
 
+from runtime.shutdown import ending_at_once
+
 LOADS = """
 import sys, time
-from runtime.shutdown import Shutdown, end_at_once_while_loading
+from runtime.shutdown import Shutdown, ending_at_once
 how = sys.argv[1]
 leave = lambda: print("left", flush=True)
-if how == "before":
-    end_at_once_while_loading()
-    print("ready", flush=True)
-    time.sleep(60)
+with ending_at_once():
+    if how == "before":
+        print("ready", flush=True)
+        time.sleep(60)
 shutdown = Shutdown()
 if how == "requested":
     shutdown.request()
@@ -45,3 +47,10 @@ def test_stop_signal_is_exit_code_0_in_every_phase(how: str, said: str, number: 
 def test_stop_that_was_asked_for_before_keeps_loading_from_starting() -> None:
     done = subprocess.run([sys.executable, "-c", LOADS, "requested"], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "ready\nleft\n")
+
+
+def test_handlers_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ending_at_once():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before

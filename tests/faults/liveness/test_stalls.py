@@ -44,7 +44,8 @@ def test_trainer_that_hangs_and_orchestrator_that_waits_tell_the_whole_chain(tmp
     with service("trainer", config.run.path, "trainer", *flags) as trainer:
         trainer.until(lambda: trainer.health().get("status") == "starting")
         with toy_orchestrator(config) as orchestrator:
-            assert_stalled(orchestrator, "policy version 1 from the trainer (0 is live); trainer is starting")
+            waits = "policy version 1 from the trainer (0 is live)"
+            assert_stalled(orchestrator, f"{waits}; trainer is starting, waiting for the checkpoint to load")
         assert_stalled(trainer, "trainer is stalled", "orchestrator is dead (exit 75: stalled: no progress for 2")
         assert "checkpoint_manifest.py" in trainer.output, "the stacks do not show where it hangs"
 

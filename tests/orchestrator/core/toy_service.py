@@ -16,7 +16,6 @@ from orchestrator.rollout import Int32s
 from orchestrator.service import Backend, serve
 from runtime.config import load_config
 from runtime.service import run_main
-from runtime.shutdown import end_at_once_while_loading
 from tests.orchestrator.core.toys import ToyEnv
 from transport.generation import GenerateRequest
 
@@ -35,9 +34,7 @@ def toy_backend(config: OrchestratorConfig) -> Backend:
 
 def run(argv: Sequence[str]) -> None:
     """As `orchestrator.cli.run`, without its checks of the model."""
-    config = load_config(OrchestratorConfig, argv, prog="toy")
-    end_at_once_while_loading()
-    serve(config, toy_backend)
+    serve(load_config(OrchestratorConfig, argv, prog="toy"), toy_backend)
 
 
 if __name__ == "__main__":
