@@ -105,3 +105,5 @@ def running_server(folder: Path, model: Path, *args: str, token: bool = True, en
     finally:
         if server.process.poll() is None:
             server.terminate()
+        if server.process.stderr is not None:
+            server.process.stderr.close()
