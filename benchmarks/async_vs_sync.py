@@ -4,8 +4,8 @@
 
 Every answer takes a log-normal time (sigma 1.0, cut off at `CAP` medians, as `max_tokens` does) and has as many tokens
 in proportion; the engine runs `BATCH_SIZE` rollouts at a time however long they take. The trainer is the real client
-in its own process; its step takes as long as the engine needs for a batch when all slots are busy, so that neither side
-is the bottleneck by itself. Batches travel through the real outbox and server.
+in its own process; its step takes `load` times as long as the engine needs for a batch when all slots are busy: at 1
+neither side is the bottleneck by itself, at 2 the trainer is. Batches travel through the real outbox and server.
 
 `speed_up` is steps per second over those of the synchronous run, counted from the end of the first step.
 `trainer_idle` is the share of that time that the trainer waited. `length_bias` is mean tokens trained over mean tokens
@@ -41,6 +41,7 @@ BATCH_SIZE, GROUP_SIZE = 64, 8
 SIGMA, CAP = 1.0, 8.0
 MEDIAN_TOKENS = 40
 STALENESS = (0, 1, 2, 4)
+LOADS = (1.0, 2.0)
 DEADLINE_S = 600.0
 
 
@@ -88,7 +89,7 @@ def make_config(folder: Path, max_staleness: int, steps: int) -> OrchestratorCon
     return config
 
 
-async def run_once(max_staleness: int, steps: int, median_s: float) -> dict[str, float]:
+async def run_once(max_staleness: int, steps: int, median_s: float, load: float = 1.0) -> dict[str, float]:
     """Figures of one run."""
     engine = ModelledEngine(median_s)
     with tempfile.TemporaryDirectory() as folder:
@@ -99,14 +100,14 @@ async def run_once(max_staleness: int, steps: int, median_s: float) -> dict[str,
             health = Health("orchestrator", config.stall_timeout_s)
             orchestrator = Orchestrator(config, run_dir, engine, [StandInEnv(engine)], server, health, metrics)
             trainer = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "benchmarks.standins", server.endpoint, "bench", str(engine.step_s)),
+                *(sys.executable, "-m", "benchmarks.standins", server.endpoint, "bench", str(load * engine.step_s)),
                 stdout=asyncio.subprocess.PIPE,
             )
             async with asyncio.timeout(DEADLINE_S):
                 await orchestrator.run(asyncio.Event())
                 said, _ = await trainer.communicate()
         metrics.close()
-    return _figures(max_staleness, json.loads(said), engine.generated)
+    return {"load": load} | _figures(max_staleness, json.loads(said), engine.generated)
 
 
 def _figures(max_staleness: int, trained: dict[str, float], generated: list[int]) -> dict[str, float]:
@@ -119,20 +120,27 @@ def _figures(max_staleness: int, trained: dict[str, float], generated: list[int]
     }
 
 
+def compare(steps: int, median_s: float, load: float) -> list[dict[str, float]]:
+    """One run for each of `STALENESS`, the synchronous one first."""
+    runs: list[dict[str, float]] = []
+    for max_staleness in STALENESS:
+        run = uvloop.run(run_once(max_staleness, steps, median_s, load))
+        runs.append(run | {"speed_up": run["steps_per_s"] / (runs or [run])[0]["steps_per_s"]})
+        print({key: round(value, 3) for key, value in runs[-1].items()}, flush=True)
+    return runs
+
+
 def main() -> None:
     """Measure, print, and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=24, help="batches of one run")
+    parser.add_argument("--steps", type=int, default=20, help="batches of one run")
     parser.add_argument("--median-s", type=float, default=0.4, help="median time of one answer")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
     prefer_event_loop()
-    runs = [uvloop.run(run_once(k, arguments.steps, arguments.median_s)) for k in STALENESS]
-    for run in runs:
-        run["speed_up"] = run["steps_per_s"] / runs[0]["steps_per_s"]
-        print({key: round(value, 3) for key, value in run.items()})
+    runs = [run for load in LOADS for run in compare(arguments.steps, arguments.median_s, load)]
     results = {
         "python": platform.python_version(),
         "batch_size": BATCH_SIZE,
@@ -140,7 +148,7 @@ def main() -> None:
         "sigma": SIGMA,
         "cap_in_medians": CAP,
         "median_s": arguments.median_s,
-        "step_s": ModelledEngine(arguments.median_s).step_s,
+        "generation_s_per_batch": ModelledEngine(arguments.median_s).step_s,
         "steps": arguments.steps,
         "runs": runs,
     }

@@ -235,6 +235,8 @@ def main() -> None:
     logger.add(sys.stderr, level="WARNING")
     prefer_event_loop()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    runs = [uvloop.run(measure(arguments.in_flight, arguments.steps, rate)) for rate in (arguments.rate, 0.0)]
+    in_flight_bytes = [run.pop("bytes_per_rollout_in_flight") for run in runs]
     results = {
         "python": platform.python_version(),
         "group_size": GROUP_SIZE,
@@ -243,7 +245,8 @@ def main() -> None:
         "prompt_tokens": PROMPT_TOKENS,
         "mean_completion_tokens": 5 * MAX_TOKENS // 8,
         "stand_in_cpu_us_per_rollout": stand_in_cpu_us(),
-        "runs": [uvloop.run(measure(arguments.in_flight, arguments.steps, rate)) for rate in (arguments.rate, 0.0)],
+        "bytes_per_rollout_in_flight": in_flight_bytes[0],  # later runs use the memory of the first again
+        "runs": runs,
     }
     text = json.dumps(results, indent=2)
     print(text)

@@ -102,6 +102,7 @@ class Orchestrator:
             eval_adapters,
             self._policy,
             run_dir.report,
+            health,
             seed=config.seed,
             max_steps=config.max_steps,
             log=metrics.log,

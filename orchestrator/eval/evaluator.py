@@ -26,10 +26,12 @@ from orchestrator.eval.stats import eval_metrics
 from orchestrator.rollout import Example, Failure, FailureReason, Rollout
 from orchestrator.scheduler import call_adapter
 from orchestrator.seeds import rollout_seed
+from runtime.health import Health
 
 Log = Callable[[int, Mapping[str, float]], None]
 Outcomes = dict[str, dict[str, list[Rollout | Failure]]]
 """By environment and example id; every slot is a failure until its rollout comes back."""
+LOOP = "evaluator"
 UNFINISHED = Failure(FailureReason.CANCELLED, "the evaluation ended before the rollout did")
 
 
@@ -52,6 +54,7 @@ class Evaluator:
         adapters: Sequence[EnvAdapter],
         policy: PinnedPolicy,
         folder: Path,
+        health: Health,
         *,
         seed: int,
         max_steps: int,
@@ -61,6 +64,7 @@ class Evaluator:
         self._envs = list(zip(config.envs, adapters, strict=True))
         self._policy = policy
         self._folder = folder
+        self._health = health
         self._seed = seed
         self._last_version = max_steps
         self._log = log
@@ -97,7 +101,8 @@ class Evaluator:
         version = self._policy.live
         try:
             async with asyncio.timeout(self._config.timeout_s), self._policy.pinned() as version:
-                await self._play(version, outcomes)
+                with self._health.waiting(f"the evaluation of version {version}", loop=LOOP):
+                    await self._play(version, outcomes)
         except TimeoutError:
             logger.warning("the evaluation of version {} took over {:g} s", version, self._config.timeout_s)
         values: dict[str, float] = {}
@@ -123,6 +128,7 @@ class Evaluator:
             for adapter, request, slots in todo:  # shared: each takes the next one
                 results = accept(await call_adapter(adapter, request), _num_results(adapter, request), version)
                 slots[request.index : request.index + len(results)] = results
+                self._health.progress()
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._config.max_in_flight):

@@ -56,7 +56,7 @@ def test_loads_of_several_engines_add_up() -> None:
 
 
 async def test_the_controller_tells_only_changes_and_survives_silence() -> None:
-    answers = [EngineLoad(64, 200, 64), EngineError("gone"), EngineLoad(64, 3, 64)]
+    answers: list[EngineLoad | EngineError] = [EngineLoad(64, 200, 64), EngineError("gone"), EngineLoad(64, 3, 64)]
     told: list[int] = []
 
     async def look() -> EngineLoad:

@@ -12,6 +12,7 @@ from orchestrator.config import EvalConfig
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.eval.evaluator import Evaluator
 from orchestrator.rollout import Failure, Rollout
+from runtime.health import Health
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR
 from tests.orchestrator.core.toys import (
@@ -48,9 +49,12 @@ class Desk:
 
     def __init__(self, folder: Path, env: ToyEnv, **changes: object) -> None:
         self.policy = FakePolicy()
+        self.health = Health("orchestrator", 60)
         self.logged: dict[int, Mapping[str, float]] = {}
         config = EvalConfig.model_validate({"envs": [ENV], "every_steps": 2, "max_in_flight": 5} | changes)
-        self.evaluator = Evaluator(config, [env], self.policy, folder, seed=0, max_steps=4, log=self.logged.__setitem__)
+        self.evaluator = Evaluator(
+            config, [env], self.policy, folder, self.health, seed=0, max_steps=4, log=self.logged.__setitem__
+        )
 
     async def until_logged(self, version: int) -> None:
         """The caller has a deadline."""
@@ -77,11 +81,13 @@ class ExamEnv(ToyEnv):
     num_running = 0
     most_running = 0
     pinned: set[bool]
+    waits: str = ""
 
     async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         self.pinned.add(self.desk.policy.is_pinned)
+        self.waits = self.desk.health.waits
         try:
             return await super().run(request)
         finally:
@@ -102,6 +108,7 @@ async def test_every_due_version_is_evaluated_once_while_it_is_pinned(tmp_path: 
     assert len(env.requests) == 3 * 3 * 4
     assert env.pinned == {True}
     assert env.most_running == 5
+    assert "the evaluation of version 4" in env.waits
     assert {request.example.example_id for request in env.requests} == {"0", "1", "2"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.eval.stats import eval_metrics, mean_with_margin, pass_at_k, pass_curve
+from orchestrator.eval.stats import Results, eval_metrics, mean_with_margin, pass_at_k, pass_curve
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 
 
@@ -40,7 +40,7 @@ def test_an_example_counts_once_however_many_rollouts_it_has() -> None:
 
 
 def test_failed_rollouts_are_counted_and_left_out() -> None:
-    results = {"0": [make_rollout(1.0), ENV_ERROR], "1": [ENV_ERROR, ENV_ERROR]}
+    results: Results = {"0": [make_rollout(1.0), ENV_ERROR], "1": [ENV_ERROR, ENV_ERROR]}
     values = eval_metrics("copy", results, pass_reward=1.0)
     assert values["eval_reward/copy/mean"] == 1.0
     assert (values["eval_rollouts/copy/finished"], values["eval_rollouts/copy/failed"]) == (1.0, 3.0)
