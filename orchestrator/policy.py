@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from loguru import logger
@@ -68,15 +68,24 @@ class Policy:
     async def start(self, *, newest_batch: int, timeout_s: float) -> None:
         """Bring the engines to the newest announcement before anything is dispatched.
 
-        Raises `PeerLostError` at the deadline, and `UserError` when the
-        engines serve a version that batches up to `newest_batch` cannot have made: the weights of another run.
+        Raises `PeerLostError` at the deadline, and `UserError` when the engines serve a version that batches up to
+        `newest_batch` cannot have made: the weights of another run.
         """
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), self._tended():
                 await self._start(newest_batch)
         except TimeoutError:
             raise PeerLostError(f"the engines did not take the current weights within {timeout_s:g} s") from None
         logger.info("policy version {} is live", self.live)
+
+    @asynccontextmanager
+    async def _tended(self) -> AsyncIterator[None]:
+        tending = asyncio.create_task(self._engine.tend())
+        try:
+            yield
+        finally:
+            tending.cancel()
+            await asyncio.wait([tending])
 
     async def _start(self, newest_batch: int) -> None:
         weights = self._source.weights
@@ -141,8 +150,16 @@ class Policy:
             with self._health.waiting(f"the engines to serve version {weights.version}{self._problem}", loop=LOOP):
                 if await self._apply(weights):
                     return
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # jitter: several runs may share an engine
+                await self._pause(backoff_s * random.uniform(0.5, 1.0))  # jitter: several runs may share an engine
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next try; not longer than an outage lasts."""
+        if self._engine.availability.is_open:
+            return await asyncio.sleep(seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._engine.availability.wait()
 
     async def _apply(self, weights: PublishedWeights) -> bool:
         started = time.monotonic()

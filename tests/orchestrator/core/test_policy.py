@@ -189,6 +189,38 @@ async def test_health_says_which_engine_holds_up_a_version_and_why() -> None:
     assert health.waits == ""
 
 
+async def test_the_end_of_an_outage_ends_the_pause_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 1000.0)
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    engine.num_refusals = 1
+    engine.availability.lost("killed")
+    source.announce(1)
+
+    def is_over() -> bool:
+        if engine.asked:
+            engine.availability.restored()
+        return policy.live == 1
+
+    await follow(policy, is_over)
+    assert engine.asked == [1, 1]
+
+
+async def test_engines_that_fail_while_the_policy_starts_are_brought_back() -> None:
+    engine = FlakyEngine()
+    engine.num_refusals = 1000
+
+    async def tend() -> None:
+        engine.num_refusals = 0
+        await asyncio.Event().wait()
+
+    engine.tend = tend
+    policy = make_policy(engine, Announcements(published(1)))
+    await start(policy)
+    assert policy.live == 1
+    assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
+
+
 async def test_engines_are_tended_while_the_policy_runs() -> None:
     engine = FlakyEngine()
     tended = asyncio.Event()

@@ -149,6 +149,18 @@ async def test_before_the_first_update_an_engine_comes_back_with_the_weights_it_
         asking.cancel()
 
 
+async def test_engines_that_answer_no_update_leave_even_if_nobody_asks_them_for_tokens() -> None:
+    async with serving(EngineServer()) as server, tended(server) as engine:
+        async with dead(server):
+            for _ in range(3):
+                with pytest.raises(EngineError, match=f"{server.url}.* did not answer"):
+                    await apply(engine, 1)
+            assert not engine.availability.is_open
+        await engine.availability.wait()
+        assert server.engine.weights.version == 1
+        await apply(engine, 1)
+
+
 async def test_an_engine_of_another_vocabulary_is_not_taken_back() -> None:
     async with serving(EngineServer()) as server, tended(server) as engine:
         async with dead(server):

@@ -1,0 +1,150 @@
+"""Row 6: `kill -9` of real engines in the middle of a run, and their return under the same address."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+from orchestrator.engines.http import HttpEngine
+from orchestrator.ledger import LEDGER_NAME, read_ledger
+from orchestrator.ledger_records import tally
+from runtime.exit_codes import ExitCode
+from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
+from tests.faults.exactly_once.nursery import Nursery
+from tests.faults.storage.announcements import Announcements
+from tests.faults.storage.engines import EngineProcess
+from tests.faults.storage.services import TIMEOUT_S, Services
+from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, run_orchestrator, training
+from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
+from transport.client import BatchClient
+
+pytestmark = pytest.mark.integration
+RUN_ID = "toy"
+MAX_STEPS = 9
+MAX_STALENESS = 1
+
+
+class PublishingTrainer(StandInTrainer):
+    """Publishes real weights, and goes on after a step only when it may."""
+
+    def __init__(self, endpoint: str, source: Announcements) -> None:
+        super().__init__(endpoint)
+        self.may_train = 1
+        self._source = source
+
+    def _train(self, client: BatchClient) -> None:
+        step = client.hello()
+        while (manifest := client.manifest(step)) is not None:
+            self.batches[step] = client.samples(step, range(manifest.num_samples))
+            deadline = time.monotonic() + TIMEOUT_S
+            while step > self.may_train and time.monotonic() < deadline:
+                time.sleep(0.01)
+            weights = self._source.publish(step)
+            client.weights_published(step, weights.manifest_path, weights.digest)
+            client.trained(step)
+            self._commit(client, step)
+            step += 1
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), format="{level} {message}", level="INFO")
+    yield lines
+    logger.remove(sink)
+
+
+@pytest.fixture(scope="module")
+def inference() -> Iterator[Nursery]:
+    with Nursery("inference") as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def engines(inference: Nursery, tmp_path: Path, model_path: Path) -> Iterator[list[EngineProcess]]:
+    token_file = tmp_path / "admin.token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    started = [
+        EngineProcess(inference, tmp_path / f"engine-{name}", model_path, RUN_ID, token_file) for name in ("a", "b")
+    ]
+    for engine in started:
+        engine.start()
+    yield started
+    for engine in started:
+        engine.kill()
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {what}"
+        await asyncio.sleep(0.01)
+
+
+async def test_killed_engines_cost_no_rollout_and_come_back_with_the_current_weights(
+    engines: list[EngineProcess], tmp_path: Path, model_path: Path, log: list[str]
+) -> None:
+    mortal, other = engines
+    urls = [engine.url for engine in engines]
+    config = make_config(
+        tmp_path / "runs",
+        max_steps=MAX_STEPS,
+        max_staleness=MAX_STALENESS,
+        engines={"urls": urls, "start_timeout_s": TIMEOUT_S, "max_retries": 3},
+    )
+    trainer = PublishingTrainer(config.server.endpoint, Announcements(tmp_path / "weights", RUN_ID, model_path, keep=3))
+    pool = HttpEngine(config.engines, TOKEN)
+
+    async def disturb() -> None:
+        await until(lambda: 2 in trainer.batches, "two batches")
+        mortal.kill()
+        trainer.may_train = 4
+        await until(lambda: f"engine {mortal.url} is out of service, 1 of 2 are left" in "".join(log), "the loss")
+        await until(lambda: 5 in trainer.batches, "batches made by one engine")
+        mortal.start()
+        await until(lambda: f"engine {mortal.url} is back in service" in "".join(log), "the return")
+        assert mortal.num_sampled_tokens == 0, "it gets the weights before it gets requests"
+        assert mortal.versions[-1] >= 4
+        trainer.may_train = 6
+        await until(lambda: 7 in trainer.batches and mortal.num_sampled_tokens > 0, "work for both")
+        log.clear()
+        mortal.kill()
+        other.kill()
+        trainer.may_train = MAX_STEPS
+        await until(lambda: not pool.availability.is_open, "the outage")
+        other.start()
+        await until(lambda: f"engine {other.url} is back in service" in "".join(log), "the end of the outage")
+        mortal.start()
+
+    with training(trainer):
+        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(disturb())
+            await run_orchestrator(config, pool, [ToyEnv(pool)])
+    assert sorted(trainer.batches) == list(range(1, MAX_STEPS + 1))
+    for step, samples in trainer.batches.items():
+        assert all(step - 1 - span.version <= MAX_STALENESS for sample in samples for span in sample.versions)
+    ledger = tally(read_ledger(tmp_path / "runs" / RUN_ID / "ledger" / LEDGER_NAME))
+    assert ledger.balances, ledger.problems
+    assert not [state for state in ledger.states if state.startswith("failed")], "no rollout was burnt"
+
+
+async def test_an_outage_that_lasts_ends_in_a_stall_that_names_the_engine(
+    fixed_run: FixedRun, services: Services, tmp_path: Path
+) -> None:
+    run = fixed_run.below(tmp_path / "runs")
+    arguments = [*run.orchestrator(), "--stall-timeout-s", "10", "--max-zero-signal-groups", "1000000"]
+    async with serving(EngineServer()) as server:
+        config = ORCHESTRATOR.replace('backend = "scripted"', f'urls = ["{server.url}"]')
+        (run.folder / "orchestrator.toml").write_text(config)
+        services.start("orchestrator", arguments)
+        await until(lambda: server.num_generate > 20 or services.exit_code("orchestrator"), "requests")
+    await until(lambda: services.exit_code("orchestrator") is not None, "the end")
+    output = services.output("orchestrator")
+    assert services.exit_code("orchestrator") == ExitCode.STALLED, output
+    assert f"engine {server.url} is out of service, 0 of 1 are left" in output
+    assert f"scheduler: an engine to come back ({server.url}" in output
+    assert " failed: " not in output, "no rollout was burnt"
