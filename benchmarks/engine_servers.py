@@ -194,7 +194,12 @@ def main(argv: "list[str] | None" = None, show: Callable[[str], None] = print) -
                 report = asyncio.run(measure(url, token, folder / "weights"))
             results[engine] = {"start_s": round(start_s, 1)} | report
             show(f"{engine}: {json.dumps(results[engine])}")
-    machine = {"cores": os.cpu_count(), "torch": torch.__version__, "transformers": transformers.__version__}
+    machine = {
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[1], 1),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
 
