@@ -1,0 +1,110 @@
+"""Rows 21 and 22: a run that produces no finite number, and a run in which no group differs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.exit_codes import ExitCode
+from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun, free_port
+from tests.faults.exactly_once.nursery import ROOT, environment
+from tests.faults.storage.services import TIMEOUT_S, Services
+from tests.faults.storage.whole_files import valid_checkpoints
+from tests.trainer.shell.recorded import make_batch
+from tests.trainer.shell.runs import arguments, weight_bytes
+from transport.batch_file import file_chunks
+from transport.durable import write_durably
+from transport.outbox import batch_path
+
+pytestmark = pytest.mark.integration
+RUN_ID = "hopeless"
+OVERFLOW = 3e38
+"""An advantage that is finite, and that two of do not add up to a finite loss. A NaN itself cannot come this far: the
+engine's reply, the sample and the wire each refuse it (rows 9 and 15)."""
+BAD_STEPS = {2, 4, 5, 6}
+MAX_IN_A_ROW = 3
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Batch 2 is bad alone; batches 4 to 6 are three in a row; 7 would be good again."""
+    folder = tmp_path_factory.mktemp("recording")
+    for step in range(1, 8):
+        batch = make_batch(RUN_ID, step, scale=OVERFLOW if step in BAD_STEPS else 1.0)
+        write_durably(batch_path(folder, step), file_chunks(batch))
+    return folder
+
+
+@pytest.fixture
+def two_ranks(model_path: Path, recording: Path, tmp_path: Path) -> "Iterator[list[subprocess.Popen[str]]]":
+    """Two trainer processes, as torchrun would start them, but with exit codes of their own."""
+    flags = ("--checkpoint.interval-steps", "1", "--max-non-finite-steps", str(MAX_IN_A_ROW), "--weights.keep", "9")
+    command = arguments(model_path, tmp_path, RUN_ID, "--replay", str(recording), *flags)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer", *command],
+            env=environment() | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=30)
+
+
+def test_no_rank_steps_on_a_batch_that_is_not_finite_and_three_in_a_row_end_the_run(
+    two_ranks: "list[subprocess.Popen[str]]", recording: Path, tmp_path: Path
+) -> None:
+    outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in two_ranks]
+    assert [process.returncode for process in two_ranks] == [ExitCode.NON_FINITE] * 2, outputs
+    run = tmp_path / RUN_ID
+    for rank, output in enumerate(outputs):
+        assert "were not finite for 3 steps in a row, up to 6" in output, rank
+        assert "Traceback" not in output, rank
+    assert "step 2: loss or gradient is not finite, no weight was changed (1 in a row, at most 3)" in outputs[0]
+
+    versions = {version: weight_bytes(run, version) for version in range(6)}
+    assert versions[1] != versions[0]
+    assert versions[2] == versions[1], "no rank has stepped"
+    assert versions[3] != versions[2], "and then all went on"
+    assert versions[5] == versions[4] == versions[3]
+    assert not (run / "weights" / "v00000006").exists()
+
+    kept = sorted(path.name for path in (run / "non_finite").iterdir())
+    assert kept == [batch_path(recording, step).name for step in sorted(BAD_STEPS)]
+    for name in kept:
+        assert (run / "non_finite" / name).read_bytes() == (recording / name).read_bytes()
+
+    assert valid_checkpoints(run)[-1] == 5
+    progress = json.loads((run / "checkpoints" / "step-00000005" / "progress.json").read_text())
+    assert (progress["step"], progress["num_non_finite"]) == (5, 2)
+
+
+def test_a_run_in_which_all_rewards_are_equal_ends_with_advice(
+    fixed_run: FixedRun, services: Services, tmp_path: Path
+) -> None:
+    run = fixed_run.below(tmp_path / "runs")
+    flags = [*run.orchestrator(), "--max-zero-signal-groups", "30"]
+    config = run.folder / "orchestrator.toml"
+    config.write_text(ORCHESTRATOR.replace('["aa", "ab", "ba", "bb"]', '["wrong"]'))
+    services.start("orchestrator", flags)
+    assert services.wait("orchestrator") == ExitCode.NO_SIGNAL
+    *_, line = services.output("orchestrator").splitlines()
+    assert "the last 30 groups had no signal (newest: env 'copy-text', all rewards 0)" in line
+    assert "Raise the temperature or group_size" in line
+    assert "Traceback" not in services.output("orchestrator")
+    assert not list((run.path / "outbox").glob("*.batch")), "an empty batch is no batch"
+    command = [sys.executable, "-m", "orchestrator", "ledger", str(run.path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
