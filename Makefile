@@ -4,7 +4,8 @@
 #   make test      all tests but the slow ones          make test-all   the slow ones, too
 #   make check     lint, format, types, import contracts
 #   make test-vllm the engine contract and whole runs with real vLLM, in a venv of its own
-#   make bench     measure                              make clean      remove caches, not runs
+#   make bench     measure                              make faults     200 kills, a million hostile frames
+#   make clean     remove caches, not runs
 #
 # Torch: pip must find a CPU (or CUDA) build of torch. Where its configuration does not point to one, pass
 # the address of PyTorch's package index for your platform: make demo TORCH_INDEX=<address>
@@ -25,6 +26,7 @@ VLLM_TESTS := tests/inference/test_engine_contract.py tests/vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport orchestrator trainer inference runtime examples
 LINTED := $(CODE) tests benchmarks
+BENCHES := async_vs_sync engines http_client packing scheduler wire
 
 # Without bytecode every process compiles torch and transformers anew: imports take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +34,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-vllm check format bench clean
+.PHONY: help install demo test test-all test-vllm check format bench faults clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -79,7 +81,13 @@ format: $(INSTALLED)
 	$(BIN)/ruff format $(LINTED)
 
 bench: $(INSTALLED)
-	set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file; done
+	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+
+# The long form of tests/faults: about 40 minutes on two quiet cores; figures go to benchmarks/results/faults.json.
+faults: $(INSTALLED)
+	$(BIN)/python -m benchmarks.faults exactly-once --kills 200
+	$(BIN)/python -m benchmarks.checkpoint_kills --kills 200
+	$(BIN)/python -m benchmarks.hostile_frames --frames 1000000
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
