@@ -127,8 +127,8 @@ class ParallelConfig(Config):
 
     reshard_after_forward: bool = True
     """Free full parameters after the forward pass (less memory, more communication)."""
-    timeout_s: float = Field(30.0, gt=0)
-    """Seconds after which a collective fails: how soon the death of a rank is noticed."""
+    timeout_s: float = Field(25.0, gt=0)
+    """Seconds after which a collective fails: how soon a rank that fell silent is noticed (a killed one at once)."""
 
 
 class TrainerConfig(ServiceConfig):

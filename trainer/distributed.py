@@ -7,7 +7,8 @@ happens on each rank's own socket, before the collective that compares what arri
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -53,9 +54,17 @@ class Ranks:
         """What every rank said, in rank order, on every rank."""
         if not self.is_distributed:
             return [data]
-        try:
+        with self.together_with_peers():
             return self._gather(data)
-        except RuntimeError as error:  # what gloo and NCCL raise when a peer is dead or silent for too long
+
+    @contextmanager
+    def together_with_peers(self) -> Iterator[None]:
+        """Turn the failure of a collective in the block, also one deep inside FSDP, into `PeerLostError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_collective_failure(error):
+                raise
             raise PeerLostError(f"rank {self.rank} lost another rank: {error}") from error
 
     def _gather(self, data: bytes) -> list[bytes]:
@@ -98,6 +107,11 @@ class Ranks:
         """Leave the process group."""
         if self.is_distributed:
             dist.destroy_process_group()
+
+
+def is_collective_failure(error: RuntimeError) -> bool:
+    """Whether a peer is dead or silent for too long: NCCL has classes for it, gloo only says where it happened."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)
 
 
 def join(device: str, timeout_s: float) -> Ranks:

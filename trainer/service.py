@@ -61,7 +61,8 @@ def run_trainer(config: TrainerConfig) -> int:
         process.health.ready()
         reason = "failed"
         try:
-            progress = train(run, progress)
+            with ranks.together_with_peers():
+                progress = train(run, progress)
             reason = "the run has ended" if run.inbox.ended else "stopped by a signal"
         finally:
             process.health.stopping()

@@ -2,8 +2,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from runtime.errors import StorageError
+from runtime.errors import PeerLostError, StorageError
 from tests.trainer.shell.runs import finish, start
 from tests.trainer.shell.tiny import ALONE
 
@@ -31,3 +32,17 @@ def test_two_ranks_exchange_bytes_and_fail_together(tmp_path):
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     finish(start(*launcher, str(Path(__file__).with_name("rank_checks.py")), str(tmp_path)), within_s=120)
     assert {path.read_text() for path in tmp_path.iterdir()} == {"0 of 2, first: True", "1 of 2, first: False"}
+
+
+GLOO = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9123"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(GLOO), dist.DistBackendError("NCCL error"), dist.DistNetworkError("x")])
+def test_failed_collective_is_a_lost_peer_wherever_it_was_called(error: RuntimeError):
+    with pytest.raises(PeerLostError, match="rank 0 lost another rank: "), ALONE.together_with_peers():
+        raise error
+
+
+def test_other_errors_are_not_blamed_on_peers():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), ALONE.together_with_peers():
+        raise RuntimeError("shapes cannot be multiplied")
