@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 def test_killed_services_end_with_the_weights_of_an_undisturbed_run(campaign: Campaign, reference: Reference) -> None:
     result, ended = campaign.with_kills({service: every_aim(service) for service in SIGNS})
     assert result == reference.after(campaign.run.max_steps)
-    assert ended.num_starts == {"orchestrator": 7, "trainer": 6}
+    assert min(counter.total() for counter in ended.hits.values()) >= 3, "the run was over before it was disturbed"
     assert campaign.accounts[0].num_cancelled > 0, "no kill hit a rollout in flight"
     assert report_ledger(campaign.run.folder / "killed-1") == 0
 

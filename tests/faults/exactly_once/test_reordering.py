@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 def test_repeated_and_reordered_messages_train_no_step_twice_or_out_of_order(
     campaign: Campaign, reference: Reference, aims: tuple[Aim, ...]
 ) -> None:
-    with ChaosProxy(campaign.run.port, faults=Faults(duplicate=0.2, swap=0.05, replay=0.05)) as proxy:
+    with ChaosProxy(campaign.run.port, faults=Faults(duplicate=0.3, swap=0.1, replay=0.1)) as proxy:
         campaign.run = replace(campaign.run, trainer_port=proxy.port, max_steps=12)
         result, _ = campaign.with_kills(dict.fromkeys(SIGNS, aims))
     assert result == reference.after(12)
-    assert min(proxy.num_faults[fault] for fault in ("duplicate", "swap", "replay")) > 3
+    assert all(proxy.num_faults[fault] for fault in ("duplicate", "swap", "replay"))
