@@ -125,12 +125,17 @@ class Publisher:
         if self._ranks.is_first:
             atomic_write(staging / MANIFEST_NAME, msgspec.json.encode(manifest))
             target = version_dir(self._root, manifest.version)
-            if target.exists():  # published before a crash; readers that have it open keep their files
-                target.rename(self._root / f".v{manifest.version:08d}.old")
+            self._withdraw(target)  # published before a crash; readers that have it open keep their files
             staging.rename(target)
-            for leftover in (self._root / f".v{manifest.version:08d}.old", *self._expired(manifest.version)):
-                shutil.rmtree(leftover, ignore_errors=True)
+            for expired in self._expired(manifest.version):
+                self._withdraw(expired)
+            self._clear_staging()
         return b""
+
+    def _withdraw(self, folder: Path) -> None:
+        """Take a version away at once: a removal that is cut short must not leave a manifest without its files."""
+        if folder.exists():
+            folder.rename(self._root / f".{folder.name}.old")
 
     def _expired(self, newest: int) -> list[Path]:
         """Versions up to `newest` beyond the `keep` newest. Later ones are of before a crash and will be replaced."""

@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -7,14 +5,6 @@ import pytest
 from tests.faults.exactly_once.campaign import Campaign, Reference, make_model
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.nursery import Nursery
-from tests.faults.exactly_once.signs import SIGNS
-
-
-@pytest.fixture(scope="session")
-def nurseries() -> Iterator[dict[str, Nursery]]:
-    """Both services, imported once."""
-    with ExitStack() as stack:
-        yield {service: stack.enter_context(Nursery(service)) for service in SIGNS}
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """A tiny model, warm services, a small disk, and the result of a run that nothing happened to."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ MAX_STEPS = 8
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with random weights."""
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def nurseries() -> Iterator[dict[str, Nursery]]:
-    """Orchestrator and trainer, imported once."""
-    with ExitStack() as stack:
-        yield {service: stack.enter_context(Nursery(service)) for service in ("orchestrator", "trainer")}
 
 
 @pytest.fixture

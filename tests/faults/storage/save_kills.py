@@ -88,6 +88,9 @@ class SaveKills:
     _begun_at: float = 0.0
     _digests: dict[int, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)  # a fork has no use for a pool of threads that stayed in its parent
+
     def kill_once(self) -> None:
         """Start the child, kill it in a save, resume. `AssertionError` if what it finds is not right."""
         child, pipe = self._spawn()

@@ -57,20 +57,13 @@ def log() -> Iterator[list[str]]:
     logger.remove(sink)
 
 
-@pytest.fixture(scope="module")
-def inference() -> Iterator[Nursery]:
-    with Nursery("inference") as nursery:
-        yield nursery
-
-
 @pytest.fixture
-def engines(inference: Nursery, tmp_path: Path, model_path: Path) -> Iterator[list[EngineProcess]]:
+def engines(inference_nursery: Nursery, tmp_path: Path, model_path: Path) -> Iterator[list[EngineProcess]]:
     token_file = tmp_path / "admin.token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)
-    started = [
-        EngineProcess(inference, tmp_path / f"engine-{name}", model_path, RUN_ID, token_file) for name in ("a", "b")
-    ]
+    folders = [tmp_path / "engine-a", tmp_path / "engine-b"]
+    started = [EngineProcess(inference_nursery, folder, model_path, RUN_ID, token_file) for folder in folders]
     for engine in started:
         engine.start()
     yield started

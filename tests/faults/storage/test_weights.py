@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from loguru import logger
 
 from orchestrator.config import EnginesConfig
@@ -33,12 +34,6 @@ RUN_ID = "published"
 NUM_KILLS = 8
 
 
-@pytest.fixture(scope="module")
-def inference() -> Iterator[Nursery]:
-    with Nursery("inference") as nursery:
-        yield nursery
-
-
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "admin.token"
@@ -48,8 +43,8 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(inference: Nursery, tmp_path: Path, model_path: Path, token_file: Path) -> Iterator[EngineProcess]:
-    process = EngineProcess(inference, tmp_path / "engine", model_path, RUN_ID, token_file)
+def engine(inference_nursery: Nursery, tmp_path: Path, model_path: Path, token_file: Path) -> Iterator[EngineProcess]:
+    process = EngineProcess(inference_nursery, tmp_path / "engine", model_path, RUN_ID, token_file)
     process.start()
     yield process
     process.kill()
@@ -187,6 +182,7 @@ async def test_a_frozen_engine_that_missed_five_versions_jumps_to_the_newest(
 
 
 def test_a_killed_publish_is_absent_or_whole(tmp_path: Path, model_path: Path) -> None:
+    torch.set_num_threads(1)  # a fork has no use for a pool of threads that stayed in its parent
     run = tmp_path / "run"
     draw = random.Random(5)
     announced = 0
