@@ -13,7 +13,8 @@ import xxhash
 from trainer.errors import CheckpointInvalid
 
 MANIFEST_NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+"""1 had a pickled index of tensors."""
 _CHUNK_BYTES = 8 << 20
 
 

@@ -5,21 +5,21 @@ ranks of the saving run do, and reads them back for any other number of ranks.
 """
 
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from runtime.errors import StorageError
 from trainer.distributed import Ranks
 from trainer.local_ranges import named_weights
 from trainer.optimizer import named_moments
+from trainer.tensor_index import IndexReader, IndexWriter
 
 MODEL_PREFIX = "model."
 
@@ -27,21 +27,17 @@ MODEL_PREFIX = "model."
 def save_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
     """Write all tensors, synced to the disk. Collective; on any failure a `StorageError` on every rank."""
     state = _live_tensors(model, optimizer) | _random_states(ranks)
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-    try:
-        with _quiet(ranks.is_distributed):
-            state_dict_saver.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
-    except CheckpointException as error:
-        causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
-        raise StorageError(causes) from error
+    writer = IndexWriter(folder)
+    with _dcp(ranks.is_distributed):
+        state_dict_saver.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
 
 
 def load_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
     """Load in place what `save_tensors` wrote, with any number of ranks. A rank that is new keeps its random state."""
-    reader = FileSystemReader(folder)
+    reader = IndexReader(folder)
     saved = reader.read_metadata().state_dict_metadata
     random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
-    with _quiet(ranks.is_distributed):
+    with _dcp(ranks.is_distributed):
         state_dict_loader.load(
             _live_tensors(model, optimizer) | random_states,
             storage_reader=reader,
@@ -53,23 +49,28 @@ def load_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Only the model's weights, whole, by their names, on the CPU."""
-    reader = FileSystemReader(folder)
+    reader = IndexReader(folder)
     metadata: Mapping[str, object] = reader.read_metadata().state_dict_metadata
     state = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
         for key, entry in metadata.items()
         if key.startswith(MODEL_PREFIX) and isinstance(entry, TensorStorageMetadata)
     }
-    with _quiet(is_distributed=False):
+    with _dcp(is_distributed=False):
         state_dict_loader.load(state, storage_reader=reader, no_dist=True)
     return {key.removeprefix(MODEL_PREFIX): tensor for key, tensor in state.items()}
 
 
-def _quiet(is_distributed: bool) -> AbstractContextManager[object]:
-    """DCP warns that without a process group it assumes a single process, which is what we ask it for."""
-    if is_distributed:
-        return nullcontext()
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
+@contextmanager
+def _dcp(is_distributed: bool) -> Iterator[None]:
+    """Calls of DCP: its errors, which are no `Exception`s, become a `StorageError`; without a process group it warns
+    that it assumes a single process, which is what we ask it for."""
+    with nullcontext() if is_distributed else warnings.catch_warnings(action="ignore", category=UserWarning):
+        try:
+            yield
+        except CheckpointException as error:
+            causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
+            raise StorageError(causes) from error
 
 
 def _live_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
