@@ -46,7 +46,7 @@ class EnginesConfig(Config):
     max_retries: int = Field(3, ge=0)
     """Tries after the first for connection errors, 429 and 5xx, with jittered back-off."""
     start_timeout_s: float = Field(180.0, gt=0)
-    """Seconds to wait for every engine to be healthy at start-up."""
+    """Seconds to wait for every engine to be healthy at start-up; then the run goes on with those that are."""
     update_timeout_s: float = Field(120.0, gt=0)
     """Seconds that applying a weight version may take on one engine."""
 
