@@ -45,12 +45,11 @@ class Connection:
             self.close()
             raise LinkDown(f"cannot connect to {endpoint}: {error.strerror}") from error
 
-    def send(self, data: bytes, deadline: float) -> None:
-        """Hand `data` to a connected server."""
-        while not self.try_send(data):
-            if time.monotonic() >= deadline:
-                raise LinkDown(f"{self.endpoint} did not accept the connection in time")
+    def send(self, data: bytes, deadline: float) -> bool:
+        """Hand `data` to the server; False if there was no connection by then."""
+        while not (is_sent := self.try_send(data)) and time.monotonic() < deadline:
             self._wait(zmq.POLLOUT, deadline)
+        return is_sent
 
     def try_send(self, data: bytes) -> bool:
         """Send if that is possible at once."""

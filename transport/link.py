@@ -163,7 +163,7 @@ class Link:
         """The answer to `message`. `LinkDown` after `patience_s` of silence, or when the answer takes too long."""
         sent_at = time.monotonic()
         deadline = min(deadline, sent_at + max(patience_s, _MAX_PATIENCE_S))
-        connection.send(encode(message), min(deadline, sent_at + patience_s))
+        self._send(connection, message, min(deadline, sent_at + patience_s))
         self._heard_at = time.monotonic()
         while (now := time.monotonic()) < min(deadline, self._heard_at + patience_s):
             received = connection.receive(min(deadline, self._heard_at + patience_s, now + self._heartbeat_s))
@@ -176,6 +176,14 @@ class Link:
             if received[0].seq == message.seq:
                 return received
         raise _Silence(f"{self._endpoint} did not answer {type(message).__name__} in {now - sent_at:.1f} s")
+
+    def _send(self, connection: Connection, message: ClientMessage, deadline: float) -> None:
+        """`on_wait` is called every second, so that a caller can end the wait for a server that is not there."""
+        data = encode(message)
+        while not connection.send(data, min(deadline, time.monotonic() + self._heartbeat_s)):
+            if time.monotonic() >= deadline:
+                raise LinkDown(f"{self._endpoint} did not accept the connection in time")
+            self._on_wait(f"orchestrator: {self._endpoint} to accept the connection")
 
     def _drop(self) -> None:
         if self._connection is not None:
