@@ -1,5 +1,7 @@
 """Row 12: the disk fills up under a run of real services."""
 
+from pathlib import Path
+
 import pytest
 
 from runtime.exit_codes import ExitCode
@@ -13,8 +15,12 @@ from tests.faults.storage.whole_files import check_whole, valid_checkpoints
 pytestmark = pytest.mark.integration
 REFUSED = {"orchestrator": "is not stored yet", "trainer": "failed (1 of"}
 """What a service says when the disk refuses what it cannot do without."""
-TROUBLES = ("metrics cannot be written", "rollouts are not saved", "cannot write ")
-"""What it says of the rest."""
+DISPENSABLE = {
+    "metrics": "jsonl metrics cannot be written",
+    "rollouts": "rollouts are not saved",
+    "logs": "cannot write",
+}
+"""Folders that a run can do without, and what a service says then."""
 
 
 def is_under_way(run: FixedRun) -> bool:
@@ -38,9 +44,23 @@ def test_a_disk_that_is_freed_in_time_costs_the_run_nothing_but_time(
     check_whole(run.path)
     check_ledger(run.path, run.max_steps)
     assert result_of(run.path, run.max_steps) == reference
-    for service in REFUSED:
-        for trouble in TROUBLES:
-            assert services.output(service).count(trouble) <= 1, f"{trouble!r} is said more than once by {service}"
+
+
+def test_metrics_logs_and_rollouts_that_cannot_be_written_cost_one_warning_each(
+    fixed_run: FixedRun, reference: Result, disk: SmallDisk, services: Services, tmp_path: Path
+) -> None:
+    run = fixed_run.below(tmp_path / "runs")
+    run.path.mkdir(parents=True)
+    for name in DISPENSABLE:
+        (disk.path / name).mkdir()
+        (run.path / name).symlink_to(disk.path / name)
+    disk.fill()
+    services.start_both(run)
+    assert services.wait_both() == (0, 0)
+    assert result_of(run.path, run.max_steps) == reference
+    warned = {name: services.output("orchestrator").count(text) for name, text in DISPENSABLE.items()}
+    assert warned == {"metrics": 1, "rollouts": 1, "logs": 1}
+    assert services.output("trainer").count(DISPENSABLE["metrics"]) == 1
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_goes_on_when_there_is_room(
