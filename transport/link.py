@@ -128,13 +128,15 @@ class Link:
 
     def _answer(self, message: ClientMessage, deadline: float) -> Received:
         connection, _ = self._connected(deadline)
+        started = time.monotonic()
         try:
-            reply, frames = self._exchange(connection, message, deadline, self._patience_s)
-        except _Silence:
-            self._patience_s = min(2 * self._patience_s, max(_MAX_PATIENCE_S, self._peer_timeout_s))
+            received = self._exchange(connection, message, deadline, self._patience_s)
+        except LinkDown:
+            if time.monotonic() - started >= self._peer_timeout_s / 2:  # libzmq may lose patience a little earlier
+                self._patience_s = min(2 * self._patience_s, max(_MAX_PATIENCE_S, self._peer_timeout_s))
             raise
         self._patience_s = self._peer_timeout_s
-        return reply, frames
+        return received
 
     def _connected(self, deadline: float) -> tuple[Connection, Welcome]:
         connection = self._opened()
@@ -144,7 +146,7 @@ class Link:
 
     def _opened(self) -> Connection:
         if self._connection is None:
-            self._connection = Connection(self._context, self._endpoint, self._keys, self._limits, self._peer_timeout_s)
+            self._connection = Connection(self._context, self._endpoint, self._keys, self._limits, self._patience_s)
             self._heard_at = self._pinged_at = time.monotonic()
             self._is_wanted = True
         return self._connection
@@ -175,7 +177,7 @@ class Link:
                 raise LinkDown(f"{self._endpoint} restarted and does not know this rank")
             if received[0].seq == message.seq:
                 return received
-        raise _Silence(f"{self._endpoint} did not answer {type(message).__name__} in {now - sent_at:.1f} s")
+        raise LinkDown(f"{self._endpoint} did not answer {type(message).__name__} in {now - sent_at:.1f} s")
 
     def _send(self, connection: Connection, message: ClientMessage, deadline: float) -> None:
         """`on_wait` is called every second, so that a caller can end the wait for a server that is not there."""
@@ -235,7 +237,3 @@ class Link:
         seq = next(self._seq)
         message = Ping(seq=seq, waiting_for=self.activity) if self._welcome is not None else self._introduce(seq)
         return connection.try_send(encode(message))
-
-
-class _Silence(LinkDown):
-    """The connection stands, but nothing comes: the server is stuck, the link half open, or too slow for the reply."""

@@ -1,0 +1,63 @@
+"""What `/health` of the orchestrator says about backlog and trainer."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from orchestrator.lineup import Lineup
+from orchestrator.pulse import Pulse, pipeline_facts, trainer_facts
+from runtime.health import Health
+from transport.outbox import Outbox
+from transport.peers import PeerStatus
+from transport.server import BatchServer
+
+
+def peer(rank: int, silent_s: float = 0.1, *, alive: bool = True) -> PeerStatus:
+    return PeerStatus(rank=rank, address="127.0.0.1", alive=alive, silent_s=silent_s, waiting_for="")
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "pending", "num_untrained", "queued", "backlog"),
+    [(0, 0, 0, 0, 0), (5, 8, 0, 3, 8), (8, 8, 2, 16, 24), (0, 0, 3, 24, 24)],
+)
+def test_backlog_is_what_runs_waits_and_lies_untrained(
+    in_flight: int, pending: int, num_untrained: int, queued: int, backlog: int
+) -> None:
+    facts = pipeline_facts(in_flight, pending, num_untrained, batch_size=8)
+    assert facts == {
+        "in_flight": in_flight,
+        "queued": queued,
+        "backlog": backlog,
+        "untrained_batches": num_untrained,
+    }
+
+
+def test_trainer_that_is_there() -> None:
+    facts = trainer_facts([peer(0), peer(1)])
+    assert facts == {"trainer": "connected", "trainer_ranks": 2, "silent_ranks": 0}
+
+
+def test_silent_rank_is_named_with_its_silence() -> None:
+    facts = trainer_facts([peer(0), peer(1, 4.4, alive=False)])
+    assert facts == {"trainer": "rank 1 has been silent for 4 s", "trainer_ranks": 1, "silent_ranks": 1}
+
+
+def test_no_trainer() -> None:
+    assert trainer_facts([]) == {"trainer": "no trainer is connected", "trainer_ranks": 0, "silent_ranks": 0}
+
+
+async def test_pulse_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_path: Path) -> None:
+    health = Health("orchestrator", stall_timeout_s=60)
+    async with BatchServer("tcp://127.0.0.1:0", Outbox(tmp_path, "run")) as server:
+        pulse = Pulse(server, Lineup(8, 3, 0), health, in_flight=lambda: 4, batch_size=8)
+        health.waiting_for("groups for batch 3", loop="batcher")
+        beating = asyncio.create_task(pulse.run())
+        async with asyncio.timeout(5):
+            while server.waiting_for != "batcher: groups for batch 3":
+                await asyncio.sleep(0.01)
+        beating.cancel()
+    report = health.report()
+    assert report["untrained_batches"] == 2
+    assert report["in_flight"] == 4
+    assert report["trainer"] == "no trainer is connected"
