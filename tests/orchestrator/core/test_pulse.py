@@ -53,10 +53,9 @@ async def test_pulse_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_pa
         pulse = Pulse(server, Lineup(8, 3, 0), health, in_flight=lambda: 4, batch_size=8)
         health.waiting_for("groups for batch 3", loop="batcher")
         beating = asyncio.create_task(pulse.run())
-        async with asyncio.timeout(5):
-            while server.waiting_for != "batcher: groups for batch 3":
-                await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # the first beat comes at once
         beating.cancel()
+        assert server.waiting_for == "batcher: groups for batch 3"
     report = health.report()
     assert report["untrained_batches"] == 2
     assert report["in_flight"] == 4
