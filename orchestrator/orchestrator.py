@@ -17,6 +17,7 @@
 | evaluator | versions that are due  | figures         | a due version; its rollouts     | version; `eval.timeout_s`   |
 | adapting  | load of the engines    | slots           | `concurrency_period_s` to pass  | the clock                   |
 | pulse     | what this side awaits  | news for people | half a second to pass           | the clock                   |
+| watch     | health of the engines  | news for people | a second to pass                | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
 plus less than a group per batch (`admission.py`); untrained batches <= `max_ahead`.
@@ -34,6 +35,7 @@ from orchestrator.batcher import Batcher, CutWriter
 from orchestrator.collector import Collector
 from orchestrator.concurrency import Bounds, ConcurrencyController
 from orchestrator.config import OrchestratorConfig
+from orchestrator.engine_watch import EngineWatch
 from orchestrator.engines.protocol import Engine, EngineError
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.eval.evaluator import Evaluator
@@ -181,12 +183,13 @@ class Orchestrator:
             scheduling = tasks.create_task(self._scheduler.run())
             evaluating = tasks.create_task(self._evaluator.run())
             adapting = tasks.create_task(self._adapt())
+            watching = tasks.create_task(EngineWatch(self._engine, self._health).run())
             await self._batcher.run()
             scheduling.cancel()  # the last batch is cut: nothing more is needed
             await self._until_trained()
             weights = self._server.weights
             await self._evaluator.finish(evaluating, last_version=0 if weights is None else weights.version)
-            for loop in (serving, following, pulsing, adapting):
+            for loop in (serving, following, pulsing, adapting, watching):
                 loop.cancel()
 
     async def _adapt(self) -> None:

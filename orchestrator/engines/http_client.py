@@ -11,7 +11,7 @@ from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.retry import TemporaryError, parse_retry_after
 from transport.generation import GENERATE_PATH, MSGPACK, SCORE_PATH, WEIGHTS_PATH, ApplyWeights, ServedWeights
 
-HEALTH_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 3.0
 KEEPALIVE_S = 60.0
 MAX_ERROR_CHARS = 500
 NOT_IMPLEMENTED = 501
