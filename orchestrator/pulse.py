@@ -4,7 +4,7 @@ It runs in the event loop itself: a loop that is stuck shows nothing new, and an
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.lineup import Lineup
 from runtime.health import Fact, Health
@@ -38,7 +38,8 @@ class Pulse:
         self._server.waiting_for = self._health.waits
         untrained = self._lineup.next_step - 1 - self._server.last_trained
         facts = pipeline_facts(self._in_flight(), self._lineup.pending_rollouts, untrained, self._batch_size)
-        self._health.set_facts(**facts, **trainer_facts(self._server.peers()))
+        strangers = rejection_facts(self._server.rejections())
+        self._health.set_facts(**facts, **trainer_facts(self._server.peers()), **strangers)
 
 
 def pipeline_facts(in_flight: int, pending: int, num_untrained: int, batch_size: int) -> dict[str, Fact]:
@@ -60,3 +61,8 @@ def trainer_facts(peers: Sequence[PeerStatus]) -> dict[str, Fact]:
     silent = [f"rank {peer.rank} has been silent for {peer.silent_s:.0f} s" for peer in peers if not peer.alive]
     words = "; ".join(silent) if silent else "connected" if peers else "no trainer is connected"
     return {"trainer": words, "trainer_ranks": sum(peer.alive for peer in peers), "silent_ranks": len(silent)}
+
+
+def rejection_facts(counts: Mapping[str, int]) -> dict[str, Fact]:
+    """How much the batch server turned away, by reason (`transport.rejections.Reason`)."""
+    return {f"rejected_{reason}": count for reason, count in counts.items()}

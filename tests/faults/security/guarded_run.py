@@ -1,6 +1,8 @@
 """A real orchestrator process with keys, and an honest trainer that knows them."""
 
+import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,6 +64,12 @@ class GuardedRun:
         """The endpoint, as a client uses it that comes from the address `source`."""
         host = self.endpoint.removeprefix("tcp://")
         return f"tcp://{source}:0;{host}"
+
+    def metrics(self) -> str:
+        """The orchestrator's `/metrics`."""
+        info = json.loads((self.log_file.parents[1] / "services" / "orchestrator.json").read_bytes())
+        with urllib.request.urlopen(info["health_url"].replace("/health", "/metrics"), timeout=10) as response:
+            return str(response.read().decode())
 
     def lines_about(self, address: str) -> list[str]:
         """Lines of the orchestrator's log that name `address`."""

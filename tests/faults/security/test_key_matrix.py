@@ -64,6 +64,8 @@ class Aftermath:
     log_lines: dict[str, list[str]]
     told: dict[str, list[str]]
     steps_meanwhile: int
+    metrics: str
+    """What the orchestrator's `/metrics` said."""
 
 
 def besiege(folder: Path, strangers: dict[str, Stranger], *, guarded: bool) -> Aftermath:
@@ -84,10 +86,12 @@ def besiege(folder: Path, strangers: dict[str, Stranger], *, guarded: bool) -> A
                 tries = len(told(stranger))
                 poll_until(lambda one=stranger, so_far=tries: len(told(one)) >= so_far + 2, f"{kind} to come again")
         meanwhile = len(run.trainer.steps) - before
+        metrics = run.metrics()
     return Aftermath(
         {kind: run.lines_about(stranger.address) for kind, stranger in strangers.items()},
         {kind: told(stranger) for kind, stranger in strangers.items()},
         meanwhile,
+        metrics,
     )
 
 
@@ -140,3 +144,10 @@ def test_both_runs_are_named_on_both_sides(guarded: Aftermath) -> None:
     kind = "another run"
     for line in (guarded.log_lines[kind][0], *guarded.told[kind]):
         assert "run 'foreign', this server runs 'toy'" in line
+
+
+def test_everything_turned_away_is_counted(guarded: Aftermath) -> None:
+    for reason in ("handshake", "key", "run", "schema", "garbage"):
+        counted = re.search(rf"^tandem_orchestrator_now_rejected_{reason} (\S+)$", guarded.metrics, re.MULTILINE)
+        assert counted is not None, guarded.metrics
+        assert float(counted[1]) >= 2, reason

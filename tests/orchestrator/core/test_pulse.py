@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lineup import Lineup
-from orchestrator.pulse import Pulse, pipeline_facts, trainer_facts
+from orchestrator.pulse import Pulse, pipeline_facts, rejection_facts, trainer_facts
 from runtime.health import Health
 from transport.outbox import Outbox
 from transport.peers import PeerStatus
@@ -41,6 +41,11 @@ def test_trainer_that_is_there() -> None:
 def test_silent_rank_is_named_with_its_silence() -> None:
     facts = trainer_facts([peer(0), peer(1, 4.4, alive=False)])
     assert facts == {"trainer": "rank 1 has been silent for 4 s", "trainer_ranks": 1, "silent_ranks": 1}
+
+
+def test_what_was_turned_away_is_counted_by_reason() -> None:
+    assert rejection_facts({"garbage": 3, "key": 1}) == {"rejected_garbage": 3, "rejected_key": 1}
+    assert rejection_facts({}) == {}
 
 
 def test_no_trainer() -> None:
