@@ -4,17 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.campaign import make_model
 from tests.faults.liveness.soak import Usage, find_growth, soak
 
-SOAK_S = 16.0
+SOAK_S = 12.0
 RSS_GROWTH = 0.05
 """Of about 150 MB. Hundreds of steps pass: a leak of one batch per step would be more."""
 
 
 @pytest.mark.integration
-def test_steps_and_reconnects_leak_neither_memory_nor_descriptors_nor_threads(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model")
+def test_steps_and_reconnects_leak_neither_memory_nor_descriptors_nor_threads(tmp_path: Path, model: Path) -> None:
     with soak(tmp_path / "runs", model, real_trainer=False) as running:
         first = running.step()
         running.watch(SOAK_S, interval_s=0.1)
