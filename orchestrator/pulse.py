@@ -36,14 +36,16 @@ class Pulse:
     def beat(self) -> None:
         """Tell once."""
         self._server.waiting_for = self._health.waits
-        untrained = self._lineup.next_step - 1 - self._server.last_trained
+        weights = self._server.weights
+        trained = max(self._server.last_trained, 0 if weights is None else weights.version)
+        untrained = self._lineup.next_step - 1 - trained
         facts = pipeline_facts(self._in_flight(), self._lineup.pending_rollouts, untrained, self._batch_size)
         strangers = rejection_facts(self._server.rejections())
         self._health.set_facts(**facts, **trainer_facts(self._server.peers()), **strangers)
 
 
 def pipeline_facts(in_flight: int, pending: int, num_untrained: int, batch_size: int) -> dict[str, Fact]:
-    """How much work lies between dispatch and the optimizer.
+    """How much work lies between dispatch and the optimizer. A batch is trained once its version is announced.
 
     `backlog` counts rollouts that run, wait for their batch, or lie in a complete batch that is untrained: admission
     keeps it within `(max_staleness + 1) * batch_size`, plus less than a group per batch.

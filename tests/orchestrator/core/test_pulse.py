@@ -10,6 +10,7 @@ from orchestrator.pulse import Pulse, pipeline_facts, rejection_facts, trainer_f
 from runtime.health import Health
 from transport.outbox import Outbox
 from transport.peers import PeerStatus
+from transport.progress import PublishedWeights
 from transport.server import BatchServer
 
 
@@ -50,6 +51,17 @@ def test_what_was_turned_away_is_counted_by_reason() -> None:
 
 def test_no_trainer() -> None:
     assert trainer_facts([]) == {"trainer": "no trainer is connected", "trainer_ranks": 0, "silent_ranks": 0}
+
+
+async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_path: Path) -> None:
+    """Admission may use the version at once: a trainer that froze between the two must not look like a backlog."""
+    health = Health("orchestrator", stall_timeout_s=60)
+    outbox = Outbox(tmp_path, "run")
+    outbox.mark_weights(PublishedWeights(version=2, manifest_path="weights/v2", digest="x"))
+    async with BatchServer("tcp://127.0.0.1:0", outbox) as server:
+        Pulse(server, Lineup(8, 5, 0), health, in_flight=lambda: 0, batch_size=8).beat()
+    assert server.last_trained == 0
+    assert health.report()["untrained_batches"] == 2
 
 
 async def test_pulse_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_path: Path) -> None:
