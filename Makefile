@@ -83,11 +83,13 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
-# The long form of tests/faults: about 40 minutes on two quiet cores; figures go to benchmarks/results/faults.json.
+# The long form of tests/faults: about 90 minutes on two quiet cores; figures go to benchmarks/results/faults.json.
 faults: $(INSTALLED)
 	$(BIN)/python -m benchmarks.faults exactly-once --kills 200
 	$(BIN)/python -m benchmarks.checkpoint_kills --kills 200
 	$(BIN)/python -m benchmarks.hostile_frames --frames 1000000
+	$(BIN)/python -m benchmarks.liveness
+	$(BIN)/python -m benchmarks.soak --minutes 30
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -2,7 +2,7 @@
 
     python -m benchmarks.liveness [--times 20] [--frozen-minutes 10]
 
-Each fault is made `--times` times: SIGSTOP of the trainer, SIGSTOP of the orchestrator, a black hole in both directions.
+Each fault is made `--times` times: SIGSTOP of the trainer, SIGSTOP of the orchestrator, a black hole both ways.
 Then the trainer is frozen for `--frozen-minutes` while the orchestrator's memory is measured. The figures go to section
 `liveness` of `results/faults.json`; a peer noticed late, memory that grows, or a lost step is an error.
 """
