@@ -9,7 +9,7 @@ outside them.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from runtime.doctor_evidence import Evidence, Life, ServiceEvidence
@@ -64,6 +64,10 @@ class Diagnosis:
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Conclude."""
     services = {service.name: service for service in evidence.services if service.name != LAUNCHER}
+    seen = next((service.ended for service in evidence.services if service.name == LAUNCHER), "")
+    services |= {
+        name: replace(service, ended=_seen_end(name, seen)) for name, service in services.items() if not service.ended
+    }
     conditions = {name: find_condition(service) for name, service in services.items()}
     waits = tuple(wait for service in services.values() for wait in find_waits(service, evidence.services))
     culprit = _find_culprit(conditions, waits)
@@ -173,6 +177,12 @@ def _describe(service: ServiceEvidence, condition: Condition, waits: Sequence[Wa
             return f"{name} waits for {own}{since}"
         case _:
             return f"{name} works{since}"
+
+
+def _seen_end(name: str, launcher_ended: str) -> str:
+    """How `rl` saw a service die that had no time for last words of its own."""
+    found = re.search(rf"\b{re.escape(name)} (was killed by \w+)", launcher_ended)
+    return f"it {found[1]}" if found else ""
 
 
 def _last_words(service: ServiceEvidence) -> str:

@@ -104,6 +104,12 @@ def test_killed_service_is_described_by_the_worst_of_its_last_lines() -> None:
     assert "its log is empty" in diagnose(run(dead("trainer"))).conclusion
 
 
+def test_launcher_saw_what_killed_a_service_that_left_no_word() -> None:
+    launcher = dead("rl", ended="exit 137: inference was killed by SIGKILL; its output is in runs/x/logs/inference.out")
+    diagnosis = diagnose(run(dead("inference"), launcher, dead("trainer", ended="exit 0")))
+    assert diagnosis.conclusion == "trainer has ended (exit 0); inference is dead (it was killed by SIGKILL)"
+
+
 def test_healthy_run_has_no_culprit() -> None:
     diagnosis = diagnose(run(service("inference"), service("orchestrator", "groups for batch 4"), TRAINER))
     assert diagnosis.culprit is None
