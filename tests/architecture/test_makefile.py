@@ -57,4 +57,5 @@ def test_ci_runs_check_and_test() -> None:
     text = (ROOT / ".ci" / "run").read_text()
     assert "make --no-print-directory check" in text
     assert "make --no-print-directory test" in text
+    assert text.strip().splitlines()[-2].strip() == "tests --last-failed --last-failed-no-failures none"
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
