@@ -4,6 +4,7 @@ It watches a training step without touching it: tensors are kept detached on the
 optimizer has stepped. `TokenRecord` is one line of the export; `docs/token_export.md` describes it.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from trainer.logprobs import TokenScores
 from trainer.losses.protocol import RlOutputs
 from trainer.micro_batch import MicroBatch
-from transport.sample import TrainingSample
+from transport.sample import TrainingSample, VersionSpan
 from transport.tensor import EncodedTensor
 
 Column = list[float | bool | None]
@@ -32,12 +33,21 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     row: int
     """Place in the batch."""
+    rank: int
+    micro_batch: int
+    """Which of the forward passes of `rank` in this step, from 0."""
+    position: int
+    """Where the sequence begins in the packed row of that micro batch."""
+    micro_batch_tokens: int
+    """Length of the packed row."""
     env_name: str
     example_id: str
     group_id: str
     trajectory_id: str
     step_index: int
     temperature: float
+    versions: tuple[VersionSpan, ...]
+    """`[version, start, end]`: which policy sampled which tokens."""
     token_ids: list[int]
     loss_mask: list[bool]
     reward: list[float]
@@ -55,10 +65,20 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class PackedPlace:
+    """Where a sequence was trained, as `TokenRecord` names it."""
+
+    micro_batch: int
+    position: int
+    micro_batch_tokens: int
+
+
+@dataclass(frozen=True)
 class _Watched:
     """One chosen sequence of a micro batch; the tensors are those of the whole micro batch, without their graph."""
 
     row: int
+    place: PackedPlace
     tokens: slice
     """Its trained tokens."""
     scores: TokenScores
@@ -70,8 +90,12 @@ class _Watched:
 class TokenRecorder:
     """A `Watch` for one batch. Keeps the first visit of each chosen row; further epochs are not recorded."""
 
-    def __init__(self, step: int, rows: frozenset[int], samples: Mapping[int, TrainingSample], seq_len: int) -> None:
+    def __init__(
+        self, step: int, rows: frozenset[int], samples: Mapping[int, TrainingSample], seq_len: int, rank: int = 0
+    ) -> None:
         self.step = step
+        self._rank = rank
+        self._num_micro_batches = 0
         self._rows = set(rows)
         self._samples = samples
         self._seq_len = seq_len
@@ -82,11 +106,15 @@ class TokenRecorder:
         end = 0
         kept = TokenScores(scores.logprobs.detach(), scores.entropies.detach())
         flags = {} if rl is None else {name: getattr(rl, name).detach() for name in FLAGS}
-        for row in batch.sample_rows:
+        starts = itertools.accumulate(batch.seq_lens, initial=0)
+        for row, position in zip(batch.sample_rows, starts, strict=False):
             start, end = end, end + int(self._mask(row).sum())
             if row in self._rows:
                 self._rows.remove(row)
-                self._watched.append(_Watched(row, slice(start, end), kept, flags, batch.loss_tokens.rl_weights))
+                place = PackedPlace(self._num_micro_batches, position, sum(batch.seq_lens))
+                weights = batch.loss_tokens.rl_weights
+                self._watched.append(_Watched(row, place, slice(start, end), kept, flags, weights))
+        self._num_micro_batches += 1
 
     def records(self) -> Iterator[TokenRecord]:
         """The chosen sequences that this rank trained."""
@@ -108,12 +136,17 @@ class TokenRecorder:
         return TokenRecord(
             step=self.step,
             row=watched.row,
+            rank=self._rank,
+            micro_batch=watched.place.micro_batch,
+            position=watched.place.position,
+            micro_batch_tokens=watched.place.micro_batch_tokens,
             env_name=sample.env_name,
             example_id=sample.example_id,
             group_id=sample.group_id,
             trajectory_id=sample.trajectory_id,
             step_index=sample.step_index,
             temperature=sample.temperature,
+            versions=sample.versions,
             token_ids=sample.token_ids.numpy()[:length].tolist(),
             loss_mask=mask.tolist(),
             reward=[sample.reward] * length,

@@ -90,6 +90,21 @@ def test_derived_numbers_follow_from_the_logprobs(policy: Policy, tmp_path: Path
         assert (trained(record, "entropy") > 0).all()
 
 
+def test_record_names_the_packed_row_it_was_trained_in(policy: Policy, tmp_path: Path) -> None:
+    scenario = SCENARIOS["padded rows"]
+    records = {record["row"]: record for record in export(policy, scenario, tmp_path)}
+    num_checked = 0
+    for index, batch in enumerate(micro_batches_of(scenario, 0, 1)):
+        for row in batch.sample_rows:
+            record = records[row]
+            end = record["position"] + len(record["token_ids"])
+            assert batch.token_ids[record["position"] : end].tolist() == record["token_ids"]
+            assert (record["rank"], record["micro_batch"]) == (0, index)
+            assert record["micro_batch_tokens"] == sum(batch.seq_lens)
+            num_checked += 1
+    assert num_checked == len(records) > 1
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_flags_are_those_of_the_loss_and_null_for_tokens_of_other_components(name: str, policy: Policy) -> None:
     scenario = SCENARIOS[name]
