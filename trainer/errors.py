@@ -1,7 +1,7 @@
 """What can go wrong in the trainer.
 
     TrainerError
-    ├── PlanError               a batch that cannot be trained: no sample, no trained token, a modality we do not train
+    ├── PlanError               a batch that cannot be trained: no sample, no trained token, images for a model of text
     ├── BatchMismatch           fetched samples that are not the ones the plan was made from
     ├── StopWaiting             a stop request ended a wait (never leaves the link that waits)
     ├── RankMismatch            ranks that must hold the same thing do not

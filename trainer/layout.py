@@ -1,8 +1,22 @@
 """`Layout`: where this process stands among the ranks, and how a batch is cut for them."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from trainer.weighting import Weighting
+
+
+class RowSharing(StrEnum):
+    """Which samples may share a micro batch."""
+
+    TEXT = "text"
+    """Any; there are no image samples, because the model cannot see."""
+    ALL = "all"
+    """Any, text and images alike."""
+    MODALITY = "modality"
+    """Text with text, and samples with images among themselves."""
+    NONE = "none"
+    """None: one sample per micro batch."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +37,8 @@ class Layout:
     """What counts alike within a mini-batch."""
     seed: int = 0
     """Of the order of mini-batches after the first epoch."""
+    sharing: RowSharing = RowSharing.TEXT
+    """Which samples share micro batches, and whether there may be images at all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:

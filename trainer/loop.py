@@ -6,7 +6,7 @@ Every rank runs it in lock-step. The order is the promise: a version can be load
 the step is trained, and a checkpoint is durable before the orchestrator may forget the batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from loguru import logger
@@ -15,9 +15,11 @@ from trainer.batch_source import Batch
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.distributed import Ranks
+from trainer.images.intake import Intake, take_in
 from trainer.inbox import Inbox
 from trainer.layout import Layout
 from trainer.losses.protocol import RlLoss
+from trainer.micro_batch import MicroBatch
 from trainer.model import Policy
 from trainer.non_finite import NonFiniteGuard
 from trainer.optimizer import current_learning_rate, set_learning_rate
@@ -73,28 +75,49 @@ def train(run: Training, progress: Progress) -> Progress:
 def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
     """The optimizer steps of one batch: one per mini-batch and epoch."""
     with run.telemetry.timed("fetch"):
-        samples = batch.fetch(plan.rows_for(run.layout.dp_rank).tolist())
+        intake = take_in_batch(run, batch, plan)
     rate = learning_rate(batch.step, run.config.optimizer.lr, run.config.schedule, run.config.max_steps)
     set_learning_rate(run.optimizer, rate)
     max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
     settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units)
-    recorder = run.token_export.recorder(plan, samples) if run.token_export else None
+    recorder = run.token_export.recorder(plan, intake.samples) if run.token_export else None
     with run.telemetry.timed("train"):
-        reports = [
-            train_mini_batch(
-                run.policy,
-                run.optimizer,
-                pack_mini_batch(plan, index, run.layout.dp_rank, samples),
-                run.loss,
-                settings,
-                watch=recorder,
-            )
-            for index in plan.visits
-        ]
+        reports = []
+        for index in plan.visits:
+            micro_batches = pack_own(run, plan, index, intake)
+            report = train_mini_batch(run.policy, run.optimizer, micro_batches, run.loss, settings, watch=recorder)
+            reports.append(with_refused(report, plan.mini_batches[index].counts.num_samples))
     if run.token_export and recorder:
         with run.telemetry.timed("token_export"):
             run.token_export.write(recorder)
     return reports
+
+
+def take_in_batch(run: Training, batch: Batch, plan: StepPlan) -> Intake:
+    """The samples of this rank; those that cannot be trained are named in the log, once each."""
+    samples = batch.fetch(plan.rows_for(run.layout.dp_rank).tolist())
+    intake = take_in(samples, run.policy.image_spec, plan.seq_len)
+    for row, reason in intake.refused.items():
+        logger.warning(f"step {batch.step} leaves out row {row}: {reason}")
+    return intake
+
+
+def pack_own(run: Training, plan: StepPlan, mini_batch_index: int, intake: Intake) -> list[MicroBatch]:
+    """The micro batches of this rank."""
+    return pack_mini_batch(
+        plan,
+        mini_batch_index,
+        run.layout.dp_rank,
+        intake.samples,
+        images=run.policy.image_spec,
+        refused=intake.refused,
+    )
+
+
+def with_refused(report: StepReport, num_planned: int) -> StepReport:
+    """The report of a mini-batch of `num_planned` samples, with the number that some rank left out."""
+    num_refused = num_planned - report.metrics["samples/global"]
+    return replace(report, metrics=report.metrics | {"samples_refused/global": num_refused}) if num_refused else report
 
 
 def publish(run: Training, version: int) -> None:

@@ -1,7 +1,8 @@
 """`MicroBatch`: samples laid end to end as one row of tokens, and `LossTokens`: what is known of each trained token.
 
 T tokens of the row, S segments, L trained tokens. `seq_lens` is the only source of segment boundaries. The first
-`sample_count` segments are samples; one more, if there is one, is padding. A dummy is padding alone.
+`sample_count` segments are samples; what follows is padding: a dummy image, or tokens that fill the row up. A dummy is
+padding alone.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.attention.segments import SegmentInfo
+from trainer.images.inputs import ImageInputs
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class MicroBatch:
     sample_rows: tuple[int, ...]
     """Row of each sample in the manifest."""
     loss_tokens: LossTokens
+    images: ImageInputs | None = None
+    """`None`: the vision tower does not run."""
 
     @property
     def is_dummy(self) -> bool:
@@ -102,4 +106,5 @@ class MicroBatch:
             rewards=self.rewards.to(device),
             advantages=self.advantages.to(device),
             loss_tokens=self.loss_tokens.to(device),
+            images=None if self.images is None else self.images.to(device),
         )

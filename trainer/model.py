@@ -1,4 +1,4 @@
-"""`Policy`: a Hugging Face causal LM that scores the trained tokens of a micro batch.
+"""`Policy`: a Hugging Face causal LM, with or without eyes, that scores the trained tokens of a micro batch.
 
 The head is part of `forward`, so that FSDP gathers its weight for us, and only trained tokens go through it. Weights
 are saved and published under the names of `causal_lm`, which are those of the model's own folder.
@@ -9,12 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from trainer.attention.registry import choose_kernel
 from trainer.config import ModelConfig
 from trainer.errors import ModelUnusable
+from trainer.images.family import ImageModel, image_model_of
+from trainer.images.forward import hidden_with_images
+from trainer.images.spec import ImageSpec
 from trainer.logprobs import TokenScores, token_scores
 from trainer.micro_batch import MicroBatch
 
@@ -24,11 +27,23 @@ _PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 class Policy(nn.Module):
     """Deterministic: no dropout, no cache. One row of packed segments in, one score per trained token out."""
 
-    def __init__(self, causal_lm: PreTrainedModel, compute_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        causal_lm: PreTrainedModel,
+        compute_dtype: torch.dtype = torch.float32,
+        images: ImageModel | None = None,
+    ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         self.compute_dtype = compute_dtype
+        self.images = images
+        """`None`: a model of text."""
         self.eval()
+
+    @property
+    def image_spec(self) -> ImageSpec | None:
+        """What image samples must be like; `None`: a model of text."""
+        return None if self.images is None else self.images.spec
 
     def forward(self, batch: MicroBatch) -> TokenScores:
         """Scores of the trained tokens, in row order. The micro batch must be on the device of the model."""
@@ -42,6 +57,15 @@ class Policy(nn.Module):
         # FSDP casts parameters itself; a plain process has autocast do it.
         mixed = self.compute_dtype != torch.float32 and not isinstance(self, FSDPModule)
         with torch.autocast(batch.token_ids.device.type, self.compute_dtype, enabled=mixed):
+            if batch.images is not None and self.images is not None:
+                return hidden_with_images(
+                    self.causal_lm.base_model,
+                    self.images.family,
+                    batch.token_ids,
+                    batch.position_ids,
+                    batch.images,
+                    batch.segment_info(),
+                )[0]
             output = self.causal_lm.base_model(
                 input_ids=batch.token_ids[None],
                 position_ids=batch.position_ids[None],
@@ -57,9 +81,9 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
     dtype = compute_dtype(config)
     kernel = choose_kernel(config.attention, device, dtype)
     kernel.install()
-    causal_lm = _from_folder(config.path, kernel.implementation)
-    _check_packable(causal_lm, config)
-    return Policy(causal_lm.to(device), dtype)
+    causal_lm, images = _from_folder(config.path, kernel.implementation)
+    _check_packable(causal_lm, config, images)
+    return Policy(causal_lm.to(device), dtype, images)
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:
@@ -67,27 +91,37 @@ def compute_dtype(config: ModelConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 
-def _from_folder(path: Path, attention: str) -> PreTrainedModel:
+def _from_folder(path: Path, attention: str) -> tuple[PreTrainedModel, ImageModel | None]:
     if not (path / "config.json").is_file():
         raise ModelUnusable(f"model.path = {str(path)!r} is not a Hugging Face model folder: it has no config.json")
     transformers_logging.disable_progress_bar()
     try:
-        causal_lm, loading = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation=attention, local_files_only=True, output_loading_info=True
+        images = image_model_of(AutoConfig.from_pretrained(path, local_files_only=True))
+        auto_model = AutoModelForCausalLM if images is None else AutoModelForImageTextToText
+        causal_lm, loading = auto_model.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation=attention if images is None else _attention_by_tower(attention),
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelUnusable(f"model.path = {str(path)!r} cannot be loaded: {error}") from error
     if loading["missing_keys"]:
         names = ", ".join(sorted(loading["missing_keys"])[:3])
         raise ModelUnusable(f"model.path = {str(path)!r} lacks weights that would be random otherwise: {names}, ...")
-    model: PreTrainedModel = causal_lm
-    return model
+    return causal_lm, images
 
 
-def _check_packable(causal_lm: PreTrainedModel, config: ModelConfig) -> None:
+def _attention_by_tower(text: str) -> dict[str, str]:
+    """Ours for the row of tokens; for the images torch's, which transformers calls image by image."""
+    return {"text_config": text, "vision_config": "sdpa", "": "sdpa"}
+
+
+def _check_packable(causal_lm: PreTrainedModel, config: ModelConfig, images: ImageModel | None) -> None:
     text_config = causal_lm.config.get_text_config()
     layers = set(getattr(text_config, "layer_types", None) or ()) - _PACKABLE_LAYERS
-    if layers:
+    if layers and (images is None or images.family.why_unpacked is None):
         raise ModelUnusable(f"{config.path} has layers that would mix packed samples: {', '.join(sorted(layers))}")
     if getattr(text_config, "final_logit_softcapping", None) or causal_lm.get_output_embeddings().bias is not None:
         raise ModelUnusable(f"{config.path} has a soft-capped or biased head, which the chunked head does not compute")

@@ -4,11 +4,15 @@
 (kernels, caches, layers that mix positions) is silent: the loss looks fine, and samples see each other.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
 
 from trainer.errors import ModelUnusable
+from trainer.images.probes import check_positions, image_fields
+from trainer.images.spec import ImageSpec
 from trainer.logprobs import TokenScores
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy
@@ -18,24 +22,31 @@ from transport.tensor import EncodedTensor
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Largest difference of a log probability; a leak is worth a nat or so."""
+_MAX_TOKENS = 16
+"""At least the length of every probe."""
 
 
 def forward_per_segment(
     policy: Policy, samples: list[TrainingSample], seq_len: int, device: torch.device
 ) -> TokenScores:
     """Scores of the trained tokens of `samples`, each sample alone in its row."""
-    scores = [policy(_alone(sample, seq_len).to(device)) for sample in samples]
+    scores = [policy(pack([sample], [0], [0], seq_len, images=policy.image_spec).to(device)) for sample in samples]
     return TokenScores(torch.cat([s.logprobs for s in scores]), torch.cat([s.entropies for s in scores]))
 
 
 @torch.no_grad()
 def verify_packing(policy: Policy, device: torch.device) -> None:
-    """Raise `ModelUnusable` unless packed samples score as they do alone. A collective call: every rank makes it."""
-    vocab_size = policy.causal_lm.config.get_text_config().vocab_size
-    rng = np.random.default_rng(0)
-    samples = [_probe(rng.integers(0, vocab_size, length)) for length in (9, 5, 12)]
-    packed = policy(pack(samples, [0] * 3, range(3), seq_len=16, pad_multiple=4).to(device)).logprobs
-    error = float((packed - forward_per_segment(policy, samples, 16, device).logprobs).abs().max())
+    """Raise `ModelUnusable` unless packed samples score as they do alone. A collective call: every rank makes it.
+
+    A model that cannot pack is only held to not seeing the padding behind its one sample.
+    """
+    samples = _probes(policy)
+    if policy.images is not None:
+        check_positions(policy.causal_lm.base_model, policy.images, device)
+    can_pack = policy.images is None or policy.images.family.why_unpacked is None
+    rows = [samples] if can_pack else [[sample] for sample in samples]
+    packed = torch.cat([policy(_row(row, policy).to(device)).logprobs for row in rows])
+    error = float((packed - forward_per_segment(policy, samples, _MAX_TOKENS, device).logprobs).abs().max())
     # A forward without a backward leaves FSDP modules whole; an optimizer made now would hold parameters that are
     # thrown away at the next reshard, and train nothing.
     for module in policy.modules():
@@ -48,12 +59,35 @@ def verify_packing(policy: Policy, device: torch.device) -> None:
         )
 
 
-def _alone(sample: TrainingSample, seq_len: int) -> MicroBatch:
-    return pack([sample], [0], [0], seq_len)
+def _probes(policy: Policy) -> list[TrainingSample]:
+    vocab_size = policy.causal_lm.config.get_text_config().vocab_size
+    rng = np.random.default_rng(0)
+    samples = [_probe(rng.integers(0, vocab_size, length)) for length in (9, 5, 12)]
+    if policy.images is None:
+        return samples
+    seeing = [_image_probe(policy.images.spec, layout, vocab_size, rng) for layout in (".s...w.", "w..ss...", "...sw")]
+    return [*seeing, *samples]  # images of two samples touch
 
 
-def _probe(token_ids: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> TrainingSample:
+def _row(samples: list[TrainingSample], policy: Policy) -> MicroBatch:
+    spec, numbers = policy.image_spec, range(len(samples))
+    return pack(samples, [0] * len(samples), numbers, _MAX_TOKENS, 4, images=spec, needs_image=spec is not None)
+
+
+def _image_probe(spec: ImageSpec, layout: str, vocab_size: int, rng: np.random.Generator) -> TrainingSample:
+    is_image, fields = image_fields(spec, layout, rng)
+    token_ids = np.where(is_image, spec.image_token_id, rng.integers(0, vocab_size, len(is_image)))
+    return _probe(token_ids, ~is_image, **fields)
+
+
+def _probe(
+    token_ids: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    is_trained: "np.ndarray[tuple[int], np.dtype[np.bool_]] | None" = None,
+    **fields: Any,
+) -> TrainingSample:
     mask = np.arange(len(token_ids)) > 0
+    if is_trained is not None:
+        mask &= is_trained
     return TrainingSample(
         run_id="probe",
         env_name="probe",
@@ -67,4 +101,5 @@ def _probe(token_ids: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> TrainingS
         temperature=1.0,
         reward=0.0,
         versions=(),
+        **fields,
     )

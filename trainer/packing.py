@@ -1,10 +1,10 @@
 """Samples to micro batches: one concatenation per column, no loop over tokens.
 
-A sample longer than `seq_len` is cut at its end. Absent weight streams mean `rl` = 1 and `ce` = `ref_kl` = 0, on
-trained tokens; a weight on a token that `loss_mask` leaves out has no effect.
+A sample longer than `seq_len` is cut at its end (one with images was cut before, by `take_in`). Absent weight streams
+mean `rl` = 1 and `ce` = `ref_kl` = 0, on trained tokens; a weight on a token that `loss_mask` leaves out has no effect.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from trainer.errors import BatchMismatch
+from trainer.images.inputs import dummy_image, merge_images
+from trainer.images.spec import ImageSpec
 from trainer.micro_batch import LossTokens, MicroBatch
 from trainer.plan import StepPlan
 from transport.sample import TrainingSample
@@ -24,20 +26,31 @@ PADDING_TOKEN_ID = 0
 
 
 def pack_mini_batch(
-    plan: StepPlan, mini_batch_index: int, rank: int, samples: Mapping[int, TrainingSample], pad_multiple: int = 1
+    plan: StepPlan,
+    mini_batch_index: int,
+    rank: int,
+    samples: Mapping[int, TrainingSample],
+    pad_multiple: int = 1,
+    images: ImageSpec | None = None,
+    refused: Collection[int] = (),
 ) -> list[MicroBatch]:
     """The micro batches of `rank`, in the order of the plan, dummies included.
 
-    `samples` maps manifest rows to samples. Raises `BatchMismatch` if one is missing or is not what the manifest said.
+    `samples` maps manifest rows to samples; `refused` rows are left out, whatever the plan says. Raises
+    `BatchMismatch` if one is missing or is not what the manifest said.
     """
     mini_batch = plan.mini_batches[mini_batch_index]
     micro_batches = []
     for round_index in range(mini_batch.num_rounds):
-        rows = mini_batch.micro_batch_rows(rank, round_index).tolist()
+        rows = [row for row in mini_batch.micro_batch_rows(rank, round_index).tolist() if row not in refused]
         _check_rows(plan, rows, samples)
         env_ids = [plan.env_names.index(samples[row].env_name) for row in rows]
         units = plan.units[rows].tolist()
-        micro_batches.append(pack([samples[row] for row in rows], env_ids, rows, plan.seq_len, pad_multiple, units))
+        needs_image = bool(mini_batch.image_rounds[round_index])
+        chosen = [samples[row] for row in rows]
+        micro_batches.append(
+            pack(chosen, env_ids, rows, plan.seq_len, pad_multiple, units, images=images, needs_image=needs_image)
+        )
     return micro_batches
 
 
@@ -48,19 +61,34 @@ def pack(
     seq_len: int,
     pad_multiple: int = 1,
     units: Sequence[int] | None = None,
+    *,
+    images: ImageSpec | None = None,
+    needs_image: bool = False,
 ) -> MicroBatch:
     """One micro batch. No samples: a dummy of one token. `pad_multiple` rounds the row up with a padding segment.
 
-    `units` are those of the plan; `None`: every token of the batch counts alike.
+    `units` are those of the plan; `None`: every token of the batch counts alike. `needs_image`: other ranks have an
+    image in this round, so a row without any gets a dummy image, as a segment of one token.
     """
     seq_lens = [min(sample.num_tokens, seq_len) for sample in samples]
-    num_padding = -sum(seq_lens) % pad_multiple if samples else max(1, pad_multiple)
-    token_ids = [sample.token_ids.numpy()[:seq_len] for sample in samples] + [np.full(num_padding, PADDING_TOKEN_ID)]
-    all_lens = tuple(seq_lens) + ((num_padding,) if num_padding else ())
-    loss_tokens = _loss_tokens(samples, seq_lens)
+    has_image = any(sample.mm_kwargs for sample in samples)
+    extra_lens = _padding_lens(sum(seq_lens), pad_multiple, has_dummy_image=needs_image and not has_image)
+    token_ids = [sample.token_ids.numpy()[:seq_len] for sample in samples]
+    all_lens = (*seq_lens, *extra_lens)
+    position_ids = torch.from_numpy(np.concatenate([np.arange(length) for length in all_lens]))
+    image_inputs = None
+    if needs_image or has_image:
+        assert images is not None, "image samples were planned for a model that cannot see"
+        image_inputs = (
+            merge_images(samples, images, sum(extra_lens))
+            if has_image
+            else dummy_image(position_ids, sum(seq_lens), images)
+        )
     return MicroBatch(
-        token_ids=torch.from_numpy(np.concatenate(token_ids).astype(np.int64)),
-        position_ids=torch.from_numpy(np.concatenate([np.arange(length) for length in all_lens])),
+        token_ids=torch.from_numpy(
+            np.concatenate([*token_ids, np.full(sum(extra_lens), PADDING_TOKEN_ID)]).astype(np.int64)
+        ),
+        position_ids=position_ids,
         seq_lens=all_lens,
         sample_count=len(samples),
         env_ids=torch.tensor(env_ids, dtype=torch.int64),
@@ -68,8 +96,17 @@ def pack(
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
         advantages=torch.tensor([_sample_advantage(sample, seq_len) for sample in samples], dtype=torch.float32),
         sample_rows=tuple(rows),
-        loss_tokens=loss_tokens,
+        loss_tokens=_loss_tokens(samples, seq_lens),
+        images=image_inputs,
     )
+
+
+def _padding_lens(num_tokens: int, pad_multiple: int, *, has_dummy_image: bool) -> tuple[int, ...]:
+    """Lengths of the segments behind the samples: the dummy image, and what fills the row up."""
+    dummy = (1,) if has_dummy_image else ()
+    filled = num_tokens + sum(dummy)
+    num_padding = -filled % pad_multiple if filled else pad_multiple
+    return (*dummy, num_padding) if num_padding else dummy
 
 
 def _check_rows(plan: StepPlan, rows: Sequence[int], samples: Mapping[int, TrainingSample]) -> None:
@@ -77,7 +114,9 @@ def _check_rows(plan: StepPlan, rows: Sequence[int], samples: Mapping[int, Train
         if row not in samples:
             raise BatchMismatch(f"row {row} of batch {plan.step} was planned but not fetched")
         sample = samples[row]
-        if min(sample.num_tokens, plan.seq_len) != plan.lengths[row] or sample.env_name not in plan.env_names:
+        length, planned = min(sample.num_tokens, plan.seq_len), int(plan.lengths[row])
+        is_cut = sample.mm_token_type_ids is not None and length < planned == plan.seq_len  # before an image
+        if (length != planned and not is_cut) or sample.env_name not in plan.env_names:
             raise BatchMismatch(
                 f"row {row} of batch {plan.step} is {sample.trajectory_id} of env {sample.env_name!r} with "
                 f"{sample.num_tokens} tokens, which its manifest does not say"

@@ -5,7 +5,8 @@
 
 Pure: every rank computes the same plan from the same manifest, and `digest` lets them prove it. Ranks move in
 lock-step, one round at a time, so a round costs what its dearest bin costs: bins of like cost share a round, and a
-bin without samples becomes a one-token dummy instead of a copy of real work.
+bin without samples becomes a one-token dummy instead of a copy of real work. Bins with images share rounds too: in a
+round where any rank sees an image all ranks must run the vision tower, if need be on a dummy image.
 """
 
 import itertools
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from trainer.bins import IntArray, best_fit_decreasing, compute_cost, spread_by_cost
 from trainer.errors import PlanError
-from trainer.layout import Layout
+from trainer.layout import Layout, RowSharing
 from trainer.weighting import units_of
-from transport.manifest import TEXT, BatchManifest
+from transport.manifest import IMAGE, BatchManifest
 
 WORTH_SPREADING = 0.985
 """Share of the room in all micro batches above which they are so full that no order of them costs much less."""
@@ -50,6 +52,8 @@ class MiniBatchPlan:
     offsets: IntArray
     """Where bin `rank * num_rounds + round` begins in `rows`; one entry more than bins."""
     counts: GlobalCounts
+    image_rounds: npt.NDArray[np.bool_]
+    """Rounds in which the vision tower runs, on every rank."""
 
     def micro_batch_rows(self, rank: int, round_index: int) -> IntArray:
         """Rows that `rank` trains in this round, ascending; none: a dummy."""
@@ -91,12 +95,13 @@ class StepPlan:
             state.update(f"/{mini_batch.num_rounds}x{mini_batch.num_ranks}/".encode())
             state.update(mini_batch.rows.tobytes())
             state.update(mini_batch.offsets.tobytes())
+            state.update(mini_batch.image_rounds.tobytes())
         return state.hexdigest()
 
 
 def plan_step(manifest: BatchManifest, layout: Layout) -> StepPlan:
     """Who trains what. Raises `PlanError` for a batch, or a mini-batch of it, without a trained token."""
-    _check_trainable(manifest)
+    _check_trainable(manifest, layout)
     lengths = np.minimum(manifest.columns.lengths.numpy(), layout.seq_len).astype(np.int64)
     mini_batch_of = assign_mini_batches(manifest.columns.trajectories.numpy(), lengths, layout.num_mini_batches)
     units, num_units = units_of(manifest.columns, layout.weighting)
@@ -148,11 +153,11 @@ def _without_gaps(ideal: IntArray, num_mini_batches: int) -> IntArray:
     return np.maximum(no_skips, np.maximum(num_mini_batches - len(ideal) + places, 0))
 
 
-def _check_trainable(manifest: BatchManifest) -> None:
+def _check_trainable(manifest: BatchManifest, layout: Layout) -> None:
     if manifest.num_samples == 0:
         raise PlanError(f"batch {manifest.step} has no samples: the orchestrator must not cut an empty batch")
-    if (manifest.columns.modalities.numpy() != TEXT).any():
-        raise PlanError(f"batch {manifest.step} has image samples, which this trainer cannot train")
+    if layout.sharing is RowSharing.TEXT and (manifest.columns.modalities.numpy() == IMAGE).any():
+        raise PlanError(f"batch {manifest.step} has image samples, but the model that is trained cannot see")
 
 
 def _plan_mini_batch(rows: IntArray, lengths: IntArray, manifest: BatchManifest, layout: Layout) -> MiniBatchPlan:
@@ -162,34 +167,59 @@ def _plan_mini_batch(rows: IntArray, lengths: IntArray, manifest: BatchManifest,
             f"batch {manifest.step} gives a mini-batch of {counts.num_samples} samples without a trained token: the "
             f"orchestrator sent samples without any, or too few trajectories for {layout.num_mini_batches} steps"
         )
-    bin_of, num_rounds = _pack(lengths[rows], layout)
-    slot_of_bin = _schedule(bin_of, lengths[rows], num_rounds, layout.dp_size)
-    slots = slot_of_bin[bin_of]
+    has_image = manifest.columns.modalities.numpy()[rows] == IMAGE
+    slots, num_rounds = _slots(lengths[rows], has_image, layout)
+    image_rounds = np.zeros(num_rounds, dtype=np.bool_)
+    image_rounds[slots[has_image] % num_rounds] = True
     order = np.argsort(slots, kind="stable")
     offsets = np.zeros(num_rounds * layout.dp_size + 1, dtype=np.int64)
     np.cumsum(np.bincount(slots, minlength=num_rounds * layout.dp_size), out=offsets[1:])
-    return MiniBatchPlan(num_rounds, layout.dp_size, rows[order], offsets, counts)
+    return MiniBatchPlan(num_rounds, layout.dp_size, rows[order], offsets, counts, image_rounds)
+
+
+def _slots(lengths: IntArray, has_image: npt.NDArray[np.bool_], layout: Layout) -> tuple[IntArray, int]:
+    """(slot of each sample, number of rounds); slot `rank * num_rounds + round`."""
+    if layout.sharing is RowSharing.MODALITY and has_image.any() and not has_image.all():
+        return _slots_by_modality(lengths, has_image, layout)
+    bin_of, num_rounds = _pack(lengths, layout)
+    return _schedule(bin_of, lengths, has_image, num_rounds, layout.dp_size)[bin_of], num_rounds
+
+
+def _slots_by_modality(lengths: IntArray, has_image: npt.NDArray[np.bool_], layout: Layout) -> tuple[IntArray, int]:
+    """Rounds of images on all ranks, then rounds of text on all ranks."""
+    rounds, ranks = np.empty_like(lengths), np.empty_like(lengths)
+    num_rounds = 0
+    for members in (has_image, ~has_image):
+        slots, num_own = _slots(lengths[members], has_image[members], layout)
+        ranks[members], rounds[members] = slots // num_own, num_rounds + slots % num_own
+        num_rounds += num_own
+    return ranks * num_rounds + rounds, num_rounds
 
 
 def _pack(lengths: IntArray, layout: Layout) -> tuple[IntArray, int]:
     """(bin of each sample, number of rounds): tight bins, or, if rounding up to whole rounds leaves room, even ones."""
-    bin_of, num_bins = best_fit_decreasing(lengths, layout.micro_batch_tokens)
+    cap = 1 if layout.sharing is RowSharing.NONE else layout.micro_batch_tokens
+    bin_of, num_bins = best_fit_decreasing(lengths, cap)
     num_rounds = -(-num_bins // layout.dp_size)
     num_slots = num_rounds * layout.dp_size
-    if num_bins < num_slots and lengths.sum() < WORTH_SPREADING * num_slots * layout.micro_batch_tokens:
-        spread = spread_by_cost(lengths, num_slots, layout.micro_batch_tokens)
+    if num_bins < num_slots and lengths.sum() < WORTH_SPREADING * num_slots * cap:
+        spread = spread_by_cost(lengths, num_slots, cap)
         bin_of = bin_of if spread is None else spread
     return bin_of, num_rounds
 
 
-def _schedule(bin_of: IntArray, lengths: IntArray, num_rounds: int, num_ranks: int) -> IntArray:
+def _schedule(
+    bin_of: IntArray, lengths: IntArray, has_image: npt.NDArray[np.bool_], num_rounds: int, num_ranks: int
+) -> IntArray:
     """Slot (rank * num_rounds + round) of each bin: dearest bins first, `num_ranks` of like cost to a round.
 
-    Every other round is dealt in reverse, so that no rank gets the dearest bin of every round.
+    Bins with images come before all others, so that at most one round has both kinds. Every other round is dealt in
+    reverse, so that no rank gets the dearest bin of every round.
     """
     costs = np.bincount(bin_of, weights=compute_cost(lengths), minlength=num_rounds * num_ranks)
+    num_images = np.bincount(bin_of, weights=has_image, minlength=len(costs))
     place = np.empty(len(costs), dtype=np.int64)
-    place[np.argsort(-costs, kind="stable")] = np.arange(len(costs))
+    place[np.lexsort((-costs, num_images == 0))] = np.arange(len(costs))
     rounds, seats = place // num_ranks, place % num_ranks
     ranks = np.where(rounds % 2 == 0, seats, num_ranks - 1 - seats)
     return ranks * num_rounds + rounds

@@ -29,8 +29,9 @@ from trainer.distributed import Ranks, join
 from trainer.fake_data import FakeSource
 from trainer.finished_run import FinishedRun
 from trainer.fsdp import shard_policy
+from trainer.images.validate import validate_multimodal_pack
 from trainer.inbox import Inbox
-from trainer.layout import Layout
+from trainer.layout import Layout, RowSharing
 from trainer.link_keys import warn_if_exposed
 from trainer.loop import Training, train
 from trainer.losses.factory import make_loss
@@ -110,6 +111,7 @@ class TrainerProcess:
         with shutdown.loading(self.leave):
             with self.health.waiting("the model to load"):
                 policy = load_policy(config.model, ranks.device)
+                sharing = validate_multimodal_pack(policy.images, pack_multimodal=config.pack_multimodal)
                 shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
                 verify_packing(policy, ranks.device)
             optimizer = make_optimizer(policy.causal_lm, config.optimizer)
@@ -120,7 +122,7 @@ class TrainerProcess:
         return Training(
             config=config,
             ranks=ranks,
-            layout=make_layout(config, ranks),
+            layout=make_layout(config, ranks, sharing),
             policy=policy,
             optimizer=optimizer,
             loss=make_loss(config.loss),
@@ -162,7 +164,7 @@ class TrainerProcess:
                 self._config.data.fake,
                 self._config.run.name,
                 seq_len=self._config.model.seq_len,
-                vocab_size=policy.causal_lm.config.get_text_config().vocab_size,
+                vocab_size=fake_vocab_size(policy),
                 seed=self._config.seed,
             )
         warn_if_exposed(self._config.orchestrator)
@@ -185,7 +187,13 @@ class TrainerProcess:
         return link
 
 
-def make_layout(config: TrainerConfig, ranks: Ranks) -> Layout:
+def fake_vocab_size(policy: Policy) -> int:
+    """Tokens that random text may hold: those below the image token, which text must not have."""
+    size: int = policy.causal_lm.config.get_text_config().vocab_size
+    return size if policy.images is None else min(size, policy.images.spec.image_token_id)
+
+
+def make_layout(config: TrainerConfig, ranks: Ranks, sharing: RowSharing = RowSharing.TEXT) -> Layout:
     """How a batch is cut, for this rank."""
     return Layout(
         rank=ranks.rank,
@@ -196,6 +204,7 @@ def make_layout(config: TrainerConfig, ranks: Ranks) -> Layout:
         num_epochs=config.epochs,
         weighting=Weighting(config.weighting),
         seed=config.seed,
+        sharing=sharing,
     )
 
 
@@ -209,6 +218,6 @@ def seed_everything(seed: int, num_threads: int) -> None:
 
 def config_digest(config: TrainerConfig) -> str:
     """Digest of what decides the weights: a resumed run with another one is a different experiment."""
-    plan = {"micro_batch_max_tokens", "mini_batches", "epochs", "weighting"}
+    plan = {"micro_batch_max_tokens", "mini_batches", "epochs", "weighting", "pack_multimodal"}
     keys = {"model", "max_steps", "seed", "loss", "optimizer", "schedule"} | plan
     return xxhash.xxh3_128_hexdigest(config.model_dump_json(include=keys).encode())

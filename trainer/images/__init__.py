@@ -1,0 +1,1 @@
+"""Image samples: which models can train them, what a sample must hold, and how images go through a packed row."""
