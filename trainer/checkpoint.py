@@ -3,6 +3,7 @@
     step-00000010/   __<rank>_<n>.distcp, .metadata   model, optimizer, random state (torch DCP)
                      progress.json                     `Progress`
                      hf/                               config and tokenizer of the model, for the export
+                     adapter.json                      `Adapter`, if the run trains one: then the model is only that
                      manifest.json                     sizes and hashes of all the above; written last
     newest.json      {"step": 10}: a checkpoint was once complete, so its absence is a loss and not a fresh start
 
@@ -23,6 +24,7 @@ from torch import nn
 
 from runtime.atomic_write import atomic_write, sync_directory
 from runtime.errors import StorageError
+from trainer.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
 from trainer.checkpoint_manifest import (
     FORMAT,
     MANIFEST_NAME,
@@ -51,6 +53,7 @@ class Origin:
     run_id: str
     config_digest: str
     model_path: Path
+    adapter: Adapter | None = None
 
 
 class Checkpoints:
@@ -99,6 +102,7 @@ class Checkpoints:
         if manifest.config_digest != self._origin.config_digest and self._ranks.is_first:
             logger.warning(f"checkpoint {manifest.step} was written with another config of model, loss or optimizer")
         folder = checkpoint_dir(self._root, manifest.step)
+        check_same_adapter(folder, read_adapter(folder), self._origin.adapter)
         load_tensors(folder, model, optimizer, self._ranks)
         return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=Progress)
 
@@ -120,6 +124,8 @@ class Checkpoints:
             (folder / HF_NAME).mkdir(parents=True)
             atomic_write(folder / PROGRESS_NAME, msgspec.json.encode(progress))
             copy_model_files(self._origin.model_path, folder / HF_NAME)
+            if self._origin.adapter is not None:
+                atomic_write(folder / ADAPTER_FILE, msgspec.json.encode(self._origin.adapter))
         return b""
 
     def _give_back(self, folder: Path) -> None:

@@ -40,7 +40,7 @@ def export(config: ExportConfig) -> int:
     from trainer.export import export_checkpoint, newest_checkpoint
 
     checkpoint = config.checkpoint or newest_checkpoint((config.run or Path()) / "checkpoints")
-    manifest = export_checkpoint(checkpoint, config.out)
+    manifest = export_checkpoint(checkpoint, config.out, merged=config.merged, base=config.base)
     print(f"exported step {manifest.step} of run {manifest.run_id} from {checkpoint} to {config.out}")
     return 0
 

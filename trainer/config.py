@@ -9,6 +9,22 @@ from runtime.config import Config, HealthConfig, ServiceConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
 
 
+class LoraConfig(Config):
+    """A LoRA adapter on a model that stays as it is."""
+
+    rank: int = Field(16, gt=0)
+    """Rank of the change of each weight: columns of `B` and rows of `A` in `W + alpha / rank * B @ A`."""
+    alpha: int = Field(32, gt=0)
+    """Scale of the change."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability that an input of the adapter is dropped while gradients are computed. Above 0 the trainer's log
+    probabilities, and with them the importance ratios, are noisy."""
+    target_modules: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
+    )
+    """Linear layers that get an adapter, by the last part of their names; each must occur. The head cannot be one."""
+
+
 class ModelConfig(Config):
     """The model to train."""
 
@@ -22,6 +38,8 @@ class ModelConfig(Config):
     """Attention kernel; `auto` takes the first that works here, any other fails at start-up if it does not work."""
     device: str = "auto"
     """`cpu` or `cuda`; `auto` takes a GPU if there is one."""
+    lora: LoraConfig | None = None
+    """Train an adapter instead of the model; off unless the table is there (it may be empty). See docs/lora.md."""
 
 
 class OptimizerConfig(Config):
@@ -216,9 +234,15 @@ class ExportConfig(Config):
     """Run directory whose newest valid checkpoint is exported (`runs/<name>`)."""
     out: Path
     """Folder to write; must not exist."""
+    merged: bool = False
+    """Of a LoRA run: write the whole model with the adapter merged into it. Without: the adapter in PEFT's format."""
+    base: Path | None = None
+    """With `merged`: folder of the base model, if it is not where the run had it."""
 
     @model_validator(mode="after")
     def _check_source(self) -> "ExportConfig":
         if (self.checkpoint is None) == (self.run is None):
             raise ValueError("give either --checkpoint or --run")
+        if self.base is not None and not self.merged:
+            raise ValueError("--base is for --merged: an adapter alone is exported without its base model")
         return self

@@ -1,4 +1,7 @@
-"""`trainer export`: a checkpoint becomes a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads."""
+"""`trainer export`: a checkpoint becomes a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads.
+
+That of an adapter becomes a folder for `PeftModel.from_pretrained`, or, merged with its base, one as above.
+"""
 
 import json
 import os
@@ -9,6 +12,8 @@ from torch import Tensor
 
 from runtime.atomic_write import atomic_write
 from runtime.errors import UserError
+from trainer.adapter import read_adapter
+from trainer.adapter_export import merged_weights, write_peft_folder
 from trainer.checkpoint import HF_NAME
 from trainer.checkpoint_manifest import CheckpointManifest, read_manifest, verify_files
 from trainer.checkpoint_state import load_weights
@@ -37,8 +42,18 @@ def check_checkpoint(folder: Path) -> CheckpointManifest:
     return manifest
 
 
-def export_checkpoint(folder: Path, out: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> CheckpointManifest:
-    """Write the model of a checkpoint to the new folder `out`. It appears whole or not at all."""
+def export_checkpoint(
+    folder: Path,
+    out: Path,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    *,
+    merged: bool = False,
+    base: Path | None = None,
+) -> CheckpointManifest:
+    """Write the model of a checkpoint to the new folder `out`. It appears whole or not at all.
+
+    `merged` asks for the whole model of an adapter's checkpoint, whose base model is in `base`, or where it was.
+    """
     if out.exists():
         raise UserError(f"{out} exists: choose another --out")
     try:
@@ -49,17 +64,30 @@ def export_checkpoint(folder: Path, out: Path, max_shard_bytes: int = MAX_SHARD_
     shutil.rmtree(staging, ignore_errors=True)
     try:
         staging.mkdir(parents=True)
-        _write_folder(folder, staging, max_shard_bytes)
+        _write_folder(folder, staging, max_shard_bytes, merged=merged, base=base)
         os.rename(staging, out)
+    except UserError:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise UserError(f"cannot write {out}: {error.strerror}") from error
     return manifest
 
 
-def _write_folder(checkpoint: Path, out: Path, max_shard_bytes: int) -> None:
+def _write_folder(checkpoint: Path, out: Path, max_shard_bytes: int, *, merged: bool, base: Path | None) -> None:
+    adapter, weights = read_adapter(checkpoint), load_weights(checkpoint)
+    if merged and adapter is None:
+        raise UserError(f"{checkpoint} holds a whole model, not an adapter: leave --merged out")
     copy_model_files(checkpoint / HF_NAME, out)
-    weights = load_weights(checkpoint)
+    if adapter is not None and not merged:
+        return write_peft_folder(adapter, weights, out)
+    if adapter is not None:
+        weights = merged_weights(adapter, weights, base or Path(adapter.base_path))
+    _write_model(weights, out, max_shard_bytes)
+
+
+def _write_model(weights: dict[str, Tensor], out: Path, max_shard_bytes: int) -> None:
     _set_dtype(out / "config.json", next(iter(weights.values())))
     shards = plan_shards((spec_of(name, tensor) for name, tensor in weights.items()), max_shard_bytes)
     if len(shards) == 1:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from trainer.adapter import adapter_tensor_name
 from trainer.errors import TrainerError
 from trainer.safetensors_layout import TensorSpec
 from transport.tensor import DType
@@ -26,14 +27,20 @@ class LocalRange:
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, detached but not copied; tied ones once, under their first name."""
+    """Parameters and persistent buffers by name, detached but not copied; tied ones once, under their first name.
+
+    Of a model with an adapter only the adapter, under the names of `trainer.adapter`: the rest is as it was loaded.
+    """
     weights: dict[str, Tensor] = {}
+    adapter: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in seen:
             seen.add(id(value))
             weights[name] = value.detach()
-    return weights
+            if (adapter_name := adapter_tensor_name(name)) is not None:
+                adapter[adapter_name] = value.detach()
+    return adapter or weights
 
 
 def spec_of(name: str, tensor: Tensor) -> TensorSpec:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from trainer.adapter import Adapter
 from trainer.attention.registry import choose_kernel
 from trainer.config import ModelConfig
 from trainer.errors import ModelUnusable
@@ -19,25 +20,31 @@ from trainer.images.family import ImageModel, image_model_of
 from trainer.images.forward import hidden_with_images
 from trainer.images.spec import ImageSpec
 from trainer.logprobs import TokenScores, token_scores
+from trainer.lora import adapter_dropouts, add_lora
 from trainer.micro_batch import MicroBatch
 
 _PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class Policy(nn.Module):
-    """Deterministic: no dropout, no cache. One row of packed segments in, one score per trained token out."""
+    """One row of packed segments in, one score per trained token out. Deterministic: no cache, and no dropout but that
+    of the adapter, which works while gradients are computed."""
 
     def __init__(
         self,
         causal_lm: PreTrainedModel,
         compute_dtype: torch.dtype = torch.float32,
         images: ImageModel | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         self.compute_dtype = compute_dtype
         self.images = images
         """`None`: a model of text."""
+        self.adapter = adapter
+        """`None`: the whole model is trained."""
+        self._dropouts = adapter_dropouts(causal_lm)
         self.eval()
 
     @property
@@ -47,6 +54,8 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> TokenScores:
         """Scores of the trained tokens, in row order. The micro batch must be on the device of the model."""
+        for dropout in self._dropouts:
+            dropout.train(torch.is_grad_enabled())
         tokens = batch.loss_tokens
         head = self.causal_lm.get_output_embeddings().weight
         # What predicts a token stands one place before it; position 0 of a segment is never trained.
@@ -83,7 +92,8 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
     kernel.install()
     causal_lm, images = _from_folder(config.path, kernel.implementation)
     _check_packable(causal_lm, config, images)
-    return Policy(causal_lm.to(device), dtype, images)
+    adapter = None if config.lora is None else add_lora(causal_lm, config.lora, config.path)
+    return Policy(causal_lm.to(device), dtype, images, adapter)
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:

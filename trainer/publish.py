@@ -28,12 +28,13 @@ from trainer.local_ranges import local_range, named_weights, spec_of
 from trainer.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, TensorSpec, plan_shards
 from transport.weights import (
     MANIFEST_NAME,
+    AdapterInfo,
     ShardEntry,
     TensorEntry,
     WeightManifest,
     hash_bytes,
+    publish_digest,
     version_dir,
-    weights_digest,
 )
 
 MAX_ATTEMPTS = 5
@@ -55,12 +56,20 @@ class Publisher:
     """Publishes below `root` and keeps the newest `keep` versions. `publish` is collective: every rank calls it."""
 
     def __init__(
-        self, root: Path, run_id: str, keep: int, ranks: Ranks, max_shard_bytes: int = MAX_SHARD_BYTES
+        self,
+        root: Path,
+        run_id: str,
+        keep: int,
+        ranks: Ranks,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+        *,
+        adapter: AdapterInfo | None = None,
     ) -> None:
         self._root = root.resolve()  # engines may run in another working directory
         self._run_id = run_id
         self._keep = keep
         self._ranks = ranks
+        self._adapter = adapter
         self._max_shard_bytes = max_shard_bytes
 
     def publish(self, model: nn.Module, version: int) -> PublishedWeights:
@@ -91,7 +100,7 @@ class Publisher:
         hashes: dict[str, str] = {}
         for part in self._ranks.together(lambda: self._hash_share(staging, shards, specs)):
             hashes |= msgspec.json.decode(part, type=dict[str, str])
-        manifest = make_manifest(self._run_id, version, shards, specs, hashes)
+        manifest = make_manifest(self._run_id, version, shards, specs, hashes, self._adapter)
         self._ranks.together(lambda: self._reveal(staging, manifest))
         return PublishedWeights(version, version_dir(self._root, version) / MANIFEST_NAME, manifest.digest)
 
@@ -160,7 +169,12 @@ def _hash_range(path: Path, span: slice) -> str:
 
 
 def make_manifest(
-    run_id: str, version: int, shards: Iterable[ShardLayout], specs: dict[str, TensorSpec], hashes: dict[str, str]
+    run_id: str,
+    version: int,
+    shards: Iterable[ShardLayout],
+    specs: dict[str, TensorSpec],
+    hashes: dict[str, str],
+    adapter: AdapterInfo | None = None,
 ) -> WeightManifest:
     """The manifest of these files; `hashes` has one entry per tensor and per file."""
     shards = list(shards)
@@ -170,5 +184,5 @@ def make_manifest(
         for name in shard.starts
     )
     files = tuple(ShardEntry(file=shard.file, num_bytes=shard.num_bytes, hash=hashes[shard.file]) for shard in shards)
-    digest = weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in tensors)
-    return WeightManifest(run_id=run_id, version=version, tensors=tensors, shards=files, digest=digest)
+    digest = publish_digest(tensors, adapter)
+    return WeightManifest(run_id=run_id, version=version, tensors=tensors, shards=files, digest=digest, adapter=adapter)

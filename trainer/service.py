@@ -106,14 +106,14 @@ class TrainerProcess:
         """Load the model, resume, and connect."""
         config = self._config
         seed_everything(config.seed, config.num_threads)
-        origin = Origin(config.run.name, config_digest(config), config.model.path)
-        checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
         with shutdown.loading(self.leave):
             with self.health.waiting("the model to load"):
                 policy = load_policy(config.model, ranks.device)
                 sharing = validate_multimodal_pack(policy.images, pack_multimodal=config.pack_multimodal)
                 shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
                 verify_packing(policy, ranks.device)
+            origin = Origin(config.run.name, config_digest(config), config.model.path, policy.adapter)
+            checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
             optimizer = make_optimizer(policy.causal_lm, config.optimizer)
             with self.health.waiting("the checkpoint to load"):
                 progress = checkpoints.resume(policy.causal_lm, optimizer)
@@ -127,7 +127,7 @@ class TrainerProcess:
             optimizer=optimizer,
             loss=make_loss(config.loss),
             inbox=Inbox(source, ranks, max_steps=config.max_steps, stop_requested=lambda: shutdown.requested),
-            publisher=Publisher(self._run_dir.weights, config.run.name, config.weights.keep, ranks),
+            publisher=self._publisher(ranks, policy),
             checkpoints=checkpoints,
             non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks),
             telemetry=Telemetry(self.health, self._metrics),
@@ -146,9 +146,16 @@ class TrainerProcess:
     def _say_start(self, ranks: Ranks, progress: Progress, model: torch.nn.Module) -> None:
         if ranks.is_first:
             size = sum(parameter.numel() for parameter in model.parameters())
+            trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
             start = f"resuming after step {progress.step}" if progress.step else "starting from the model's own weights"
             where = f"{ranks.world_size} rank(s) on {ranks.device.type}"
-            logger.info(f"{self._config.model.path}: {size:,} parameters, {where}, {start}")
+            logger.info(f"{self._config.model.path}: {size:,} parameters ({trained:,} trained), {where}, {start}")
+
+    def _publisher(self, ranks: Ranks, policy: Policy) -> Publisher:
+        adapter = None if policy.adapter is None else policy.adapter.info
+        return Publisher(
+            self._run_dir.weights, self._config.run.name, self._config.weights.keep, ranks, adapter=adapter
+        )
 
     def _token_export(self, ranks: Ranks) -> TokenExport | None:
         config = self._config.token_export

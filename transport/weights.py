@@ -3,6 +3,9 @@
 A publish is a folder `weights/v00000012/` with safetensors shards; `manifest.json` is written last, by rename, so a
 folder without it does not exist. The digest is a function of names, dtypes, shapes and bytes alone: trainer and
 engine compute it each from its own tensors, and equal digests mean equal weights, however they were sharded.
+
+A publish may be a LoRA adapter: then its tensors are pairs `<module>.lora_A.weight`, `<module>.lora_B.weight`, and its
+digest also covers the base model and the scale, so that equal digests still mean equal policies.
 """
 
 from collections.abc import Iterable
@@ -38,14 +41,25 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """xxh3_128 of the whole file."""
 
 
-class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The head of a publish. `digest` equals `weights_digest(tensors)`."""
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What makes a publish an adapter: the weight `W` of each module becomes `W + alpha / rank * B @ A`."""
+
+    rank: int
+    alpha: int
+    base_digest: str
+    """`weights_digest` of the model that the adapter was trained on, all of its tensors."""
+
+
+class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The head of a publish. `digest` equals `publish_digest(tensors, adapter)`."""
 
     run_id: str
     version: int
     tensors: tuple[TensorEntry, ...]
     shards: tuple[ShardEntry, ...]
     digest: str
+    adapter: AdapterInfo | None = None
+    """Given: the tensors are an adapter, and no whole model."""
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
@@ -61,6 +75,17 @@ def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> 
     return state.hexdigest()
 
 
+def publish_digest(tensors: Iterable[TensorEntry], adapter: AdapterInfo | None = None) -> str:
+    """Digest of the policy that a publish makes: of its tensors, and of what they stand on if they are an adapter."""
+    digest = weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in tensors)
+    return digest if adapter is None else adapter_digest(digest, adapter)
+
+
+def adapter_digest(tensors_digest: str, adapter: AdapterInfo) -> str:
+    """Digest of a base model with an adapter; `tensors_digest` is that of the adapter's tensors."""
+    return hash_bytes(f"{tensors_digest}|{adapter.rank}|{adapter.alpha}|{adapter.base_digest}".encode())
+
+
 def version_dir(root: Path, version: int) -> Path:
     """Folder of policy `version` below the run's `weights/` folder."""
     return root / f"v{version:08d}"
@@ -74,7 +99,7 @@ def read_weight_manifest(path: Path) -> WeightManifest:
         raise WeightsError(f"no weight manifest at {path}: the publish is incomplete or was cleaned up") from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise WeightsError(f"weight manifest {path} does not decode: {error}") from error
-    digest = weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in manifest.tensors)
+    digest = publish_digest(manifest.tensors, manifest.adapter)
     if digest != manifest.digest:
         raise WeightsError(f"weight manifest {path} is inconsistent: digest {manifest.digest}, tensors say {digest}")
     return manifest

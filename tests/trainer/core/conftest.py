@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,11 +91,11 @@ def rank_run(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory:
     return run_ranks(request.param, model_path, tmp_path_factory.mktemp(f"ranks{request.param}"))
 
 
-def run_ranks(world_size: int, model_path: Path, out: Path) -> RankRun:
+def run_ranks(world_size: int, model_path: Path, out: Path, entry: Callable[[Rank], None] = run_rank) -> RankRun:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([run_rank.__module__])  # torch is imported once, not once per rank
+    context.set_forkserver_preload([entry.__module__])  # torch is imported once, not once per rank
     ranks = [Rank(rank, world_size, model_path, out) for rank in range(world_size)]
-    processes = [context.Process(target=run_rank, args=(rank,)) for rank in ranks]
+    processes = [context.Process(target=entry, args=(rank,)) for rank in ranks]
     for process in processes:
         process.start()
     for process in processes:

@@ -41,7 +41,11 @@ class GradientRecorder(torch.optim.Optimizer):
         self.gradients: dict[str, Tensor] = {}
 
     def step(self) -> None:  # type: ignore[override]
-        self.gradients = {name: full(parameter.grad) for name, parameter in self._policy.causal_lm.named_parameters()}
+        self.gradients = {
+            name: full(parameter.grad)
+            for name, parameter in self._policy.causal_lm.named_parameters()
+            if parameter.requires_grad
+        }
 
 
 def full(tensor: Tensor | None) -> Tensor:

@@ -1,0 +1,95 @@
+"""Real ranks with a LoRA adapter: gradients by scenario, a publish and a checkpoint of each group of ranks."""
+
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.trainer.core.rank_worker import CPU, GradientRecorder, Rank, part_name, train_scenario
+from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN
+from trainer.checkpoint import Checkpoints, Origin
+from trainer.config import CheckpointConfig, LoraConfig, ModelConfig, OptimizerConfig
+from trainer.distributed import Ranks
+from trainer.fsdp import shard_policy
+from trainer.model import Policy, load_policy
+from trainer.optimizer import make_optimizer, named_moments
+from trainer.oracle import verify_packing
+from trainer.progress import Progress
+from trainer.publish import Publisher
+
+LORA = LoraConfig(rank=3, alpha=5)
+"""A rank that neither 2 nor 4 ranks can share evenly."""
+RUN_ID = "lora"
+RANK_SCENARIOS = {
+    name: scenario for name, scenario in SCENARIOS.items() if name not in LOSSES and not name.startswith("by ")
+}
+"""Every way to split a batch, and every loss (in mini-batches)."""
+
+
+def load_lora_policy(model_path: Path, **changes: object) -> Policy:
+    """A policy whose adapter changes something: with `B = 0`, as it starts, `A` would have no gradient."""
+    torch.manual_seed(0)
+    lora = LORA.model_copy(update=changes)
+    policy = load_policy(ModelConfig(path=model_path, seq_len=SEQ_LEN, lora=lora), CPU)
+    set_adapter(policy.causal_lm)
+    return policy
+
+
+def set_adapter(model: torch.nn.Module) -> None:
+    """The same numbers in the same modules, however peft calls them."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if "lora_" in name]
+    for seed, (_, parameter) in enumerate(sorted(trained, key=lambda item: item[0])):
+        values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+        parameter.data.copy_(0.2 * values)
+
+
+def make_lora_checkpoints(root: Path, policy: Policy, ranks: Ranks, model_path: Path) -> Checkpoints:
+    return Checkpoints(root, Origin(RUN_ID, "digest", model_path, policy.adapter), CheckpointConfig(), ranks)
+
+
+def filled_moments(policy: Policy) -> tuple[torch.optim.AdamW, dict[str, Tensor]]:
+    """An optimizer whose moments are those of one step on the square of all trained weights."""
+    optimizer = make_optimizer(policy.causal_lm, OptimizerConfig(lr=1e-2))
+    for parameter in policy.causal_lm.parameters():
+        if parameter.requires_grad:
+            parameter.grad = parameter.detach().clone()
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer, named_moments(policy.causal_lm, optimizer)
+
+
+def run_lora_rank(me: Rank) -> None:
+    """Entry point of a rank; leaves `error<k>.txt` on failure."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
+    try:
+        _work(me)
+    except Exception:
+        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _work(me: Rank) -> None:
+    mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
+    policy = shard_policy(load_lora_policy(me.model_path), mesh, reshard_after_forward=True)
+    verify_packing(policy, CPU)
+    for name, scenario in RANK_SCENARIOS.items():
+        for mini_batch in range(scenario.mini_batches):
+            recorder = GradientRecorder(policy)
+            train_scenario(policy, recorder, scenario, me.rank, me.world_size, mini_batch)
+            if me.rank == 0:
+                save_file(recorder.gradients, me.out / f"{part_name(name, mini_batch)}.safetensors")
+    assert policy.adapter is not None
+    ranks = Ranks(me.rank, me.world_size, CPU)
+    optimizer, _ = filled_moments(policy)
+    Publisher(me.out / "weights", RUN_ID, 2, ranks, adapter=policy.adapter.info).publish(policy.causal_lm, 1)
+    checkpoints = make_lora_checkpoints(me.out / "checkpoints", policy, ranks, me.model_path)
+    assert checkpoints.save(policy.causal_lm, optimizer, Progress(step=1))
