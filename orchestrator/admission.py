@@ -1,4 +1,4 @@
-"""Admission: may the next group be dispatched? The `wait` policy, a pure function.
+"""Admission: may the next group be dispatched? A pure function.
 
 Why no sample is ever staler than `max_staleness` (k) when its batch is cut:
 
@@ -19,6 +19,10 @@ and `b <= v + 1 + k` holds once version `b - 1 - k` is live, which the trainer m
 
 The same bound limits memory: rollouts that run, wait or lie untrained in complete batches stay below
 `(k + 1) * batch_size` plus less than a group per batch.
+
+That is `wait`; `withhold` admits by the same rule (`withhold_lineup.py`). Under `drop` a group is refused only if it
+would be too old even if it finished at once, `b > v + 1 + k`; what turns out too old is thrown away
+(`drop_lineup.py`), and `max_in_flight` bounds what runs.
 """
 
 import math
@@ -62,6 +66,8 @@ class AdmissionRule:
     max_staleness: int
     max_in_flight: int
     max_steps: int
+    drops_stale: bool = False
+    """Groups that come too late are thrown away, so that one is started as soon as it could be in time."""
 
     def latest_step(self, outlook: Outlook) -> int:
         """The last batch that a group dispatched now can end up in."""
@@ -69,12 +75,16 @@ class AdmissionRule:
         by_rollouts = outlook.pending_rollouts // self.batch_size
         return outlook.next_step + min(by_rollouts, outlook.pending_groups // groups_per_batch)
 
+    def needed_version(self, outlook: Outlook) -> int:
+        """The version that must be live for a group to be dispatched."""
+        step = outlook.next_step if self.drops_stale else self.latest_step(outlook)
+        return step - 1 - self.max_staleness
+
     def verdict(self, outlook: Outlook, group_size: int) -> Verdict:
         """Whether a group of `group_size` rollouts may be dispatched now, or what it waits for."""
-        latest = self.latest_step(outlook)
-        if latest > self.max_steps:
+        if self.latest_step(outlook) > self.max_steps:
             return Verdict.ENOUGH
-        if latest > outlook.live_version + 1 + self.max_staleness:
+        if self.needed_version(outlook) > outlook.live_version:
             return Verdict.TOO_STALE
         if outlook.in_flight + group_size > self.max_in_flight:
             return Verdict.NO_SLOT

@@ -13,9 +13,11 @@ from typing import TypeVar
 from loguru import logger
 
 from orchestrator.errors import InvariantError
+from orchestrator.history import History, record_of
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
 from orchestrator.metrics import staleness
+from orchestrator.positions import Done
 from orchestrator.rollout_log import RolloutLog
 from orchestrator.samples import to_samples
 from orchestrator.state import CutState, save_state
@@ -35,7 +37,7 @@ _T = TypeVar("_T")
 
 
 def build(run_id: str, cut: Cut) -> EncodedBatch:
-    """The batch of a cut: all samples of its trained rollouts, in dispatch order."""
+    """The batch of a cut: all samples of its trained rollouts, in the order of the cut."""
     samples = [
         sample
         for scored in cut.trained
@@ -65,23 +67,31 @@ class CutWriter:
     """Everything that must be on disk before batch N is. Blocking."""
 
     def __init__(
-        self, run_id: str, order: str, cursor: int, state_path: Path, ledger: Ledger, rollout_log: RolloutLog
+        self,
+        run_id: str,
+        order: str,
+        done: Done,
+        state_path: Path,
+        ledger: Ledger,
+        history: History,
+        rollout_log: RolloutLog,
     ) -> None:
-        self.cursor = cursor
-        """Where the next batch begins: everything before it is in a durable batch."""
+        self.done = done
+        """What is in a durable batch."""
         self._run_id = run_id
         self._order = order
         self._state_path = state_path
         self._ledger = ledger
+        self._history = history
         self._rollout_log = rollout_log
 
     def prepare(self, cut: Cut) -> EncodedBatch:
-        """Save rollouts, ledger and state; the batch that may now be stored. Safe to repeat. Raises `OSError`."""
+        """Save all that must be there first; the batch that may now be stored. Safe to repeat. Raises `OSError`."""
         batch = build(self._run_id, cut)
         self._rollout_log.write(cut)
         self._ledger.flush()
-        state = CutState(run_id=self._run_id, order=self._order, step=cut.step, begin=self.cursor, end=cut.cursor)
-        save_state(self._state_path, state)
+        self._history.write(record_of(cut))
+        save_state(self._state_path, CutState.of(self._run_id, self._order, cut.step, self.done, cut.done))
         return batch
 
 
@@ -145,7 +155,7 @@ class Batcher:
         self._ledger.settled(cut)
         batch = await _stored(lambda: asyncio.to_thread(self._writer.prepare, cut), cut.step)
         await _stored(lambda: self._server.publish(batch), cut.step)
-        self._writer.cursor = cut.cursor
+        self._writer.done = cut.done
 
 
 async def _stored(act: Callable[[], Awaitable[_T]], step: int) -> _T:

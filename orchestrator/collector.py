@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from loguru import logger
 
-from orchestrator.filters import FailureGuard, ScoredGroup, SignalGuard, score
+from orchestrator.filters import STALE, FailureGuard, ScoredGroup, SignalGuard, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup, GroupBuffer, Ticket
 from orchestrator.ledger import Ledger
@@ -63,6 +63,8 @@ class Collector:
         _log_counts(scored)
         for passed in self.lineup.settle(scored):
             self._signal_guard.saw(passed)
+            if passed.filtered == STALE:
+                logger.debug("group {} is too old for the batch: thrown away", passed.group.ticket.key.id)
         self._on_final()
 
 

@@ -212,6 +212,10 @@ class OrchestratorConfig(ServiceConfig):
     """Rollouts in one batch. Batches hold whole groups: one may be larger by less than a group."""
     max_staleness: int = Field(2, ge=0)
     """Largest staleness of a sample, in policy versions, when its batch is cut. 0 is synchronous."""
+    staleness_policy: Literal["wait", "drop", "withhold"] = "wait"
+    """How `max_staleness` is kept. `wait`: batches in dispatch order, the same whatever the timing; `withhold`: batches
+    of what is finished, held back where a group would become too old; `drop`: batches in the order groups finish, and
+    what comes too late is thrown away, which punishes long rollouts."""
     max_in_flight: int = Field(512, gt=0)
     """Rollouts that run at the same time, at most."""
     concurrency: Literal["fixed", "adaptive"] = "fixed"
@@ -250,10 +254,16 @@ class OrchestratorConfig(ServiceConfig):
             raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
         for env in self.envs:
             check_env(env, self.advantage_of(env), self.algorithm_of(env), self.teachers)
-        largest = max(env.group_size for env in self.envs)
-        if self.max_in_flight < largest:
-            raise ValueError(f"max_in_flight ({self.max_in_flight}) is below the largest envs[].group_size ({largest})")
+        if self.max_in_flight < self.largest_group:
+            raise ValueError(
+                f"max_in_flight ({self.max_in_flight}) is below the largest envs[].group_size ({self.largest_group})"
+            )
         return self
+
+    @property
+    def largest_group(self) -> int:
+        """The largest `envs[].group_size`."""
+        return max(env.group_size for env in self.envs)
 
     def advantage_of(self, env: EnvConfig) -> AdvantageConfig:
         """The advantage function of `env`, which must be one of `envs`."""

@@ -18,6 +18,8 @@ from orchestrator.rollout import Failure, FailureReason, Rollout
 
 ZERO_SIGNAL = "zero_signal"
 """Every advantage of the group is 0: it would add nothing to the gradient."""
+STALE = "stale"
+"""The group finished too late for the batch that was being filled (`staleness_policy = "drop"`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def _learns_without(weights: TokenWeights, rollouts: Sequence[Rollout]) -> bool:
 
 
 class SignalGuard:
-    """Stops a run whose groups never differ. Sees groups in dispatch order: it trips at the same one every time."""
+    """Stops a run whose groups never differ. Sees groups as the line passes them: under `wait` it trips at the same one
+    every time."""
 
     def __init__(self, max_zero_signal_groups: int) -> None:
         self._limit = max_zero_signal_groups

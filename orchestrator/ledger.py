@@ -25,6 +25,7 @@ from orchestrator.ledger_records import (
     terminal_states,
 )
 from orchestrator.lineup import Cut
+from orchestrator.positions import Done
 from orchestrator.rollout import Failure
 
 LEDGER_NAME = "rollouts.jsonl"
@@ -36,10 +37,10 @@ class Ledger:
     """The writer: one per run. Recording is for one thread (the loop's); `flush` may run in another.
 
     Opening cuts off a line that a killed process left torn, and takes back what is not part of a durable batch: every
-    position from `cursor` on is generated again.
+    position that is not in `done` is generated again.
     """
 
-    def __init__(self, path: Path, cursor: int) -> None:
+    def __init__(self, path: Path, done: Done) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._pending: list[Record] = []
@@ -47,7 +48,7 @@ class Ledger:
         self._size = _whole_lines(self._descriptor)
         os.ftruncate(self._descriptor, self._size)
         if self._size:
-            self.cancelled(cursor, CancelReason.RESTART)
+            self.cancelled(done, CancelReason.RESTART)
 
     def dispatched(self, ticket: Ticket) -> None:
         """A group was started. A disk that refuses is reported at the next cut: the line is kept until then."""
@@ -62,13 +63,13 @@ class Ledger:
             self._write()
 
     def settled(self, cut: Cut) -> None:
-        """A batch is about to become durable: the fates of all groups up to its end."""
+        """A batch is about to become durable: the fates of all groups in its cut."""
         for scored in cut.groups:
             self._pending.append(Settled(scored.group.ticket.seq, terminal_states(scored, cut.step)))
 
-    def cancelled(self, cursor: int, reason: CancelReason) -> None:
-        """Nothing from position `cursor` on was used."""
-        self._pending.append(Cancelled(cursor, reason))
+    def cancelled(self, done: Done, reason: CancelReason) -> None:
+        """Nothing but what is at the positions in `done` was used."""
+        self._pending.append(Cancelled(done.cursor, reason, done.beyond))
 
     def flush(self) -> None:
         """Make everything recorded so far durable. After an `OSError` nothing is lost: call it again."""

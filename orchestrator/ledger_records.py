@@ -2,9 +2,9 @@
 
 A group is dispatched as a whole, and the fates of its rollouts are written together, when its batch is cut. A try that
 failed and is made again is a rollout of its own: it has its terminal state at once, and one more was dispatched.
-`Cancelled` takes back everything from a position on: rollouts that ran when the process ended, and rollouts of a batch
-that was written down here but did not become durable (the ledger is written first). They are generated again, under
-the same position, and counted as dispatched again.
+`Cancelled` takes back everything that is not in a durable batch: rollouts that ran when the process ended, and rollouts
+of a batch that was written down here but did not become durable (the ledger is written first). They are generated
+again, under the same position, and counted as dispatched again.
 """
 
 from collections import Counter
@@ -14,7 +14,8 @@ from enum import StrEnum
 
 import msgspec
 
-from orchestrator.filters import ScoredGroup
+from orchestrator.filters import STALE, ScoredGroup
+from orchestrator.positions import Done, Span
 from orchestrator.rollout import Failure, FailureReason, Rollout
 
 IN_FLIGHT = "in_flight"
@@ -54,11 +55,14 @@ class Retried(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     state: str
 
 
-class Cancelled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cancelled"):
-    """All groups at positions >= `cursor` that are not cancelled yet."""
+class Cancelled(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cancelled", omit_defaults=True
+):
+    """All groups that are not cancelled yet, at positions >= `cursor` but for those in `beyond`, which are done."""
 
     cursor: int
     reason: CancelReason
+    beyond: tuple[Span, ...] = ()
 
 
 Record = Dispatched | Retried | Settled | Cancelled
@@ -79,6 +83,8 @@ def failed_state(failure: Failure) -> str:
 def _state(result: Rollout | Failure, filtered: str | None, step: int) -> str:
     if isinstance(result, Failure):
         return failed_state(result)
+    if filtered == STALE:
+        return STALE
     return f"filtered:{filtered}" if filtered else f"trained@{step}"
 
 
@@ -124,8 +130,8 @@ def tally(records: Iterable[Record]) -> Tally:
                         f"position {seq} was settled with {len(states)} states but not dispatched so"
                     )
                 settled[seq] = states
-            case Cancelled(cursor=cursor):
-                _cancel(result, cursor, open_sizes, settled)
+            case Cancelled(cursor=cursor, beyond=beyond):
+                _cancel(result, Done(cursor, beyond), open_sizes, settled)
     for states in settled.values():
         result.states.update(states)
     if open_sizes:
@@ -133,9 +139,9 @@ def tally(records: Iterable[Record]) -> Tally:
     return result
 
 
-def _cancel(result: Tally, cursor: int, open_sizes: dict[int, int], settled: dict[int, tuple[str, ...]]) -> None:
-    void = [seq for seq in open_sizes if seq >= cursor]
-    taken_back = [seq for seq in settled if seq >= cursor]
+def _cancel(result: Tally, done: Done, open_sizes: dict[int, int], settled: dict[int, tuple[str, ...]]) -> None:
+    void = [seq for seq in open_sizes if seq not in done]
+    taken_back = [seq for seq in settled if seq >= done.cursor and seq not in done]
     num_cancelled = sum(open_sizes.pop(seq) for seq in void) + sum(len(settled.pop(seq)) for seq in taken_back)
     if num_cancelled:
         result.states["cancelled"] += num_cancelled

@@ -1,9 +1,11 @@
-"""`Lineup`: groups in dispatch order, cut into batches.
+"""`Lineup`: dispatched groups, cut into batches. Here in dispatch order, the policy `wait`.
 
 Batches are made of groups in the order they were dispatched, however they finish: the head of the line is waited for.
 So what a batch contains depends on the examples and their results alone, never on timing, and a run that was killed
 and restarted cuts the very same batches. A group that brings nothing (filtered, dropped) is passed over and the next
 ones move forward: that is the backfill, and it can only make a group ship earlier.
+
+`drop_lineup.py` and `withhold_lineup.py` take groups in the order they finish instead.
 """
 
 from collections import deque
@@ -13,18 +15,19 @@ from dataclasses import dataclass
 from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
 from orchestrator.groups import Ticket
+from orchestrator.positions import Done
 
 Finish = Callable[[Sequence[ScoredGroup]], tuple[ScoredGroup, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Batch `step`: everything the line passed since the cut before, filtered groups included."""
+    """Batch `step`: every group that the line passed since the cut before, filtered and stale ones included."""
 
     step: int
     groups: tuple[ScoredGroup, ...]
-    cursor: int
-    """Position after the last group: where a run that has this batch continues."""
+    done: Done
+    """What is in this batch and those before it: where a run that has this batch continues."""
 
     @property
     def trained(self) -> tuple[ScoredGroup, ...]:
@@ -34,9 +37,12 @@ class Cut:
 
 class Lineup:
     """Pure bookkeeping. `cuts` holds batches that are complete and not yet taken; `finish` sees the groups of each
-    once, when it is complete, and gives them back in the same order."""
+    once, when it is complete, and gives them back in the same order.
 
-    def __init__(self, batch_size: int, next_step: int, cursor: int, finish: Finish = tuple) -> None:
+    Invariant, for every order of taking: each position that was dispatched is in exactly one cut, or waits in the line.
+    """
+
+    def __init__(self, batch_size: int, next_step: int, done: Done, finish: Finish = tuple) -> None:
         self.next_step = next_step
         """The first batch that is not complete yet."""
         self.cuts: deque[Cut] = deque()
@@ -46,20 +52,18 @@ class Lineup:
         """Groups outside any complete batch that can still bring rollouts."""
         self._batch_size = batch_size
         self._finish = finish
-        self._head = cursor
-        self._tail = cursor
+        self._begin = done
+        self._done = done
+        self._tail = done.next_open(0)
+        self._head = self._tail
+        self._open: dict[int, Ticket] = {}
         self._settled: dict[int, ScoredGroup] = {}
         self._forming: list[ScoredGroup] = []
         self._forming_rollouts = 0
 
     def __len__(self) -> int:
         """Groups that were dispatched and are in no complete batch."""
-        return self._tail - self._head + len(self._forming)
-
-    @property
-    def head(self) -> int:
-        """Position that the line waits for."""
-        return self._head
+        return len(self._open) + len(self._settled) + len(self._forming)
 
     @property
     def tail(self) -> int:
@@ -70,34 +74,46 @@ class Lineup:
         """A group joins the end of the line."""
         if ticket.seq != self._tail:
             raise InvariantError(f"group {ticket.key.id} has position {ticket.seq}, expected {self._tail}")
-        self._tail += 1
+        self._tail = self._begin.next_open(self._tail + 1)
+        self._open[ticket.seq] = ticket
         self.pending_rollouts += ticket.size
         self.pending_groups += 1
 
     def settle(self, scored: ScoredGroup) -> list[ScoredGroup]:
-        """A group is final. Returns the groups that the line passes because of it, in dispatch order."""
+        """A group is final. Returns the groups that the line passes because of it, in the order of passing."""
         ticket = scored.group.ticket
-        if not self._head <= ticket.seq < self._tail or ticket.seq in self._settled:
+        if self._open.pop(ticket.seq, None) is None:
             raise InvariantError(f"group {ticket.key.id} at position {ticket.seq} was settled but is not awaited")
-        self._settled[ticket.seq] = scored
+        scored = self._judge(scored)
         self.pending_rollouts += scored.num_trainable - ticket.size
         self.pending_groups -= scored.num_trainable == 0
-        return self._advance()
+        return self._take(scored)
 
-    def _advance(self) -> list[ScoredGroup]:
+    def _judge(self, scored: ScoredGroup) -> ScoredGroup:
+        """The group as the policy sees it: it may have become too old."""
+        return scored
+
+    def _take(self, scored: ScoredGroup) -> list[ScoredGroup]:
+        """Put the group where it belongs, and cut what is complete."""
+        self._settled[scored.group.ticket.seq] = scored
         passed = []
         while self._head in self._settled:
             scored = self._settled.pop(self._head)
-            self._head += 1
+            self._head = self._begin.next_open(self._head + 1)
             passed.append(scored)
-            self._forming.append(scored)
-            self._forming_rollouts += scored.num_trainable
-            if self._forming_rollouts >= self._batch_size:
-                self._cut()
+            self._form(scored)
         return passed
 
+    def _form(self, scored: ScoredGroup) -> None:
+        """The group goes into the next batch, which is cut as soon as it is full."""
+        self._forming.append(scored)
+        self._forming_rollouts += scored.num_trainable
+        if self._forming_rollouts >= self._batch_size:
+            self._cut()
+
     def _cut(self) -> None:
-        cut = Cut(self.next_step, self._finish(self._forming), self._head)
+        self._done = self._done.add(group.group.ticket.seq for group in self._forming)
+        cut = Cut(self.next_step, self._finish(self._forming), self._done)
         self.cuts.append(cut)
         self.next_step += 1
         self.pending_rollouts -= self._forming_rollouts

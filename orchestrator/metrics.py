@@ -2,7 +2,8 @@
 
 `reward`, `length` (all tokens), `sampled_length`, `truncated` and `duration_s` speak of everything that was generated,
 filtered groups included, so that they do not move when the filter bites; `advantage` and `staleness` speak of what is
-trained. Failures count by reason, tries that were made again included.
+trained. Failures count by reason, tries that were made again included; rollouts that were cancelled because their group
+was lost count under `cancelled`, but not in the share of failures. `waste` and `length_bias`: `selection.py`.
 """
 
 from collections import Counter, defaultdict
@@ -13,9 +14,8 @@ import numpy as np
 
 from orchestrator.filters import ScoredGroup
 from orchestrator.lineup import Cut
-from orchestrator.rollout import Rollout
-
-ALL = "all"
+from orchestrator.rollout import FailureReason, Rollout
+from orchestrator.selection import ALL, select, selection_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,17 @@ def staleness(step: int, groups: Iterable[ScoredGroup]) -> list[int]:
 
 def step_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
     """Everything that is logged for batch `cut.step`."""
-    by_env: dict[str, list[ScoredGroup]] = defaultdict(list)
+    envs: dict[str, list[ScoredGroup]] = defaultdict(list)
     for group in cut.groups:
-        by_env[group.group.ticket.key.env_name].append(group)
+        envs[group.group.ticket.key.env_name].append(group)
     values: dict[str, float] = {}
-    for name, groups in {ALL: list(cut.groups), **by_env}.items():
+    for name, groups in {ALL: list(cut.groups), **envs}.items():
         values |= _env_metrics(name, groups) | _stats("staleness", name, staleness(cut.step, groups))
     return values | _pipeline_metrics(cut, times)
 
 
 def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     generated = [rollout for group in groups for _, rollout in group.group.survivors]
-    trained = [rollout for group in groups for _, rollout, _ in group.trainable]
     columns: dict[str, list[float]] = {
         "reward": [rollout.reward for rollout in generated],
         "length": [float(rollout.num_tokens) for rollout in generated],
@@ -69,7 +68,7 @@ def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     values: dict[str, float] = {}
     for metric, column in columns.items():
         values |= _stats(metric, name, column)
-    return values | _losses(name, groups) | _selection(name, generated, trained)
+    return values | _losses(name, groups) | selection_metrics(name, select(groups))
 
 
 def _stats(metric: str, name: str, values: Sequence[float] | Sequence[int]) -> dict[str, float]:
@@ -93,21 +92,10 @@ def _losses(name: str, groups: Iterable[ScoredGroup]) -> dict[str, float]:
         num_groups += 1
     values = {f"failures/{name}/{reason}": float(count) for reason, count in failures.items()}
     values |= {f"filtered/{name}/{reason}": float(count) for reason, count in filtered.items()}
-    values[f"failures/{name}/share"] = failures.total() / num_rollouts
+    num_failed = failures.total() - failures[FailureReason.CANCELLED.value]
+    values[f"failures/{name}/share"] = num_failed / num_rollouts
     values[f"filtered/{name}/share"] = filtered.total() / num_groups
     return values
-
-
-def _selection(name: str, generated: Sequence[Rollout], trained: Sequence[Rollout]) -> dict[str, float]:
-    """What is trained against what was generated: share of wasted tokens, bias towards short or long rollouts."""
-    made = sum(rollout.num_sampled_tokens for rollout in generated)
-    used = sum(rollout.num_sampled_tokens for rollout in trained)
-    if not made or not trained:
-        return {}
-    return {
-        f"waste/{name}/share": 1.0 - used / made,
-        f"length_bias/{name}/ratio": (used / len(trained)) / (made / len(generated)),
-    }
 
 
 def _pipeline_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:

@@ -10,7 +10,7 @@
 |-----------|------------------------|-----------------|---------------------------------|-----------------------------|
 | scheduler | examples, free slots   | rollouts        | staleness budget, slot, engine  | finished rollout, version   |
 | collector | rollouts and failures  | final groups    | all members accounted for       | last member (has no task)   |
-| batcher   | complete batches       | durable batch N | head of the line; < `max_ahead` | final group; `Trained`      |
+| batcher   | complete batches       | durable batch N | groups in line; < `max_ahead`   | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
 | policy    | weight announcements   | live version    | every engine in service: seen   | an engine's reply; retries  |
 | pool      | engines that left      | engines back    | health and the right weights    | an engine's reply; retries  |
@@ -20,7 +20,8 @@
 | watch     | health of the engines  | news for people | a second to pass                | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
-plus less than a group per batch (`admission.py`); untrained batches <= `max_ahead`.
+plus less than a group per batch (`admission.py`; under `staleness_policy = "drop"`, plus `max_in_flight`); untrained
+batches <= `max_ahead`.
 """
 
 import asyncio
@@ -42,15 +43,18 @@ from orchestrator.eval.evaluator import Evaluator
 from orchestrator.examples import EnvShare, ExampleOrder
 from orchestrator.filters import FailureGuard, SignalGuard, normalise_batch
 from orchestrator.group_rule import group_rules
+from orchestrator.history import HISTORY_NAME, History
 from orchestrator.ledger import LEDGER_NAME, Ledger
 from orchestrator.ledger_records import CancelReason
-from orchestrator.lineup import Cut, Lineup
+from orchestrator.lineup import Cut
 from orchestrator.metrics import StepTimes, step_line, step_metrics
 from orchestrator.policy import Policy
 from orchestrator.pulse import Pulse
 from orchestrator.rollout_log import RolloutLog
 from orchestrator.scheduler import EnvSlot, Scheduler
-from orchestrator.state import STATE_NAME, describe_order, load_state, resume_cursor
+from orchestrator.selection import run_metrics
+from orchestrator.staleness_policy import make_lineup
+from orchestrator.state import STATE_NAME, describe_order, load_state, resume
 from runtime.errors import PeerLostError, StorageError
 from runtime.health import Health
 from runtime.metrics import MetricLog
@@ -87,14 +91,15 @@ class Orchestrator:
         order = describe_order(config.seed, shares)
         next_step = server.outbox.next_step
         state = load_state(run_dir.state / STATE_NAME)
-        cursor = resume_cursor(state, next_step, run_id=config.run.name, order=order)
-        self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, cursor)
+        done = resume(state, next_step, run_id=config.run.name, order=order)
+        self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, done)
         self._rules = group_rules(config)
-        self._lineup = Lineup(
-            config.batch_size, next_step, cursor, finish=lambda groups: normalise_batch(groups, self._rules)
-        )
+        self._lineup = make_lineup(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
         rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
-        self._writer = CutWriter(config.run.name, order, cursor, run_dir.state / STATE_NAME, self._ledger, rollout_log)
+        self._history = History(run_dir.state / HISTORY_NAME, next_step)
+        self._writer = CutWriter(
+            config.run.name, order, done, run_dir.state / STATE_NAME, self._ledger, self._history, rollout_log
+        )
         self._policy = Policy(
             engine, server, health, update_timeout_s=config.engines.update_timeout_s, on_live=self._new_version
         )
@@ -119,10 +124,11 @@ class Orchestrator:
         config = self._config
         rule = AdmissionRule(
             batch_size=config.batch_size,
-            largest_group=max(env.group_size for env in config.envs),
+            largest_group=config.largest_group,
             max_staleness=config.max_staleness,
             max_in_flight=config.max_in_flight,
             max_steps=config.max_steps,
+            drops_stale=config.staleness_policy == "drop",
         )
         collector = Collector(
             self._lineup,
@@ -196,12 +202,11 @@ class Orchestrator:
         """Let the number of rollouts follow the load of the engines, if asked to."""
         config = self._config
         if config.concurrency == "adaptive":
-            lowest = max(env.group_size for env in config.envs)
             await ConcurrencyController(
                 self._engine.load,
                 lambda: self._scheduler.in_flight,
                 self._scheduler.set_max_in_flight,
-                Bounds(lowest, config.max_in_flight),
+                Bounds(config.largest_group, config.max_in_flight),
                 period_s=config.concurrency_period_s,
             ).run()
 
@@ -238,7 +243,7 @@ class Orchestrator:
 
     def _close_ledger(self) -> None:
         finished = self._server.outbox.next_step > self._config.max_steps
-        self._ledger.cancelled(self._writer.cursor, CancelReason.END_OF_RUN if finished else CancelReason.SHUTDOWN)
+        self._ledger.cancelled(self._writer.done, CancelReason.END_OF_RUN if finished else CancelReason.SHUTDOWN)
         try:
             self._ledger.close()
         except OSError as error:
@@ -267,7 +272,7 @@ class Orchestrator:
             in_flight=self._scheduler.in_flight,
             live_version=self._policy.live,
         )
-        values = await asyncio.to_thread(step_metrics, cut, times)
+        values = await asyncio.to_thread(step_metrics, cut, times) | run_metrics(self._history.totals)
         await asyncio.to_thread(self._metrics.log, cut.step, values)
         self._health.progress(step=cut.step, version=self._policy.live, in_flight=self._scheduler.in_flight)
         logger.info(step_line(cut.step, self._config.max_steps, values))

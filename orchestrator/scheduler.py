@@ -112,8 +112,8 @@ class Scheduler:
         )
 
     def _explain(self, verdict: Verdict) -> str:
-        needed = self._rule.latest_step(self._outlook()) - 1 - self._rule.max_staleness
         if verdict is Verdict.TOO_STALE:
+            needed = self._rule.needed_version(self._outlook())
             return f"policy version {needed} from the trainer ({self._live_version()} is live)"
         return f"{verdict.value} ({self.in_flight} rollouts in flight)"
 

@@ -1,15 +1,17 @@
-"""The orchestrator's own state: where in the example order each batch begins. One small file, replaced by rename.
+"""The orchestrator's own state: what of the example order is in batches. One small file, replaced by rename.
 
 The outbox knows which batches are durable; this file says where the next one begins. A cut writes, in this order:
 
-    1. ledger   the fates of the batch's groups, fsynced
-    2. state    {step N, begins at c, ends at c'}
+    1. ledger   the fates of the batch's groups, fsynced; then a line of the history (`history.py`)
+    2. state    {step N, done before it: c, done with it: c'}
     3. outbox   batch N, by rename            <- the instant at which batch N exists
     4. announce
 
 Kill -9 before 3: the outbox still expects N. The state (older, or the one of 2) says where N begins: `c`. Batch N is
-made again; nobody has seen the first one. The ledger's lines of it are taken back at the restart.
+made again; nobody has seen the first one. The lines of it in ledger and history are taken back at the restart.
 Kill -9 after 3: the outbox expects N + 1, and the state says that N + 1 begins at `c'`. N is never cut again.
+`c` is a cursor, and where batches are not in dispatch order also the positions beyond it that are done: all others, of
+groups that ran when the process died, are dispatched again (`positions.py`).
 The state must be written before the batch, and hold both positions: written after, a kill between the two would leave a
 durable batch and no knowledge of where it ended, and its examples would be trained twice.
 
@@ -18,24 +20,42 @@ Final groups that are in no batch yet are not kept: they are generated again fro
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from orchestrator.errors import StateMismatchError
 from orchestrator.examples import EnvShare
+from orchestrator.positions import Done, Span
 from runtime.atomic_write import atomic_write
 
 STATE_NAME = "orchestrator.json"
 
 
-class CutState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Batch `step` covers positions `[begin, end)` of the order that `order` describes."""
+class CutState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Before batch `step`, the positions below `begin` and in `begin_beyond` were done; with it, those below `end` and
+    in `end_beyond` are. They are positions of the order that `order` describes."""
 
     run_id: str
     order: str
     step: int
     begin: int
     end: int
+    begin_beyond: tuple[Span, ...] = ()
+    end_beyond: tuple[Span, ...] = ()
+
+    @classmethod
+    def of(cls, run_id: str, order: str, step: int, before: Done, after: Done) -> Self:
+        """The state of a cut."""
+        return cls(
+            run_id=run_id,
+            order=order,
+            step=step,
+            begin=before.cursor,
+            end=after.cursor,
+            begin_beyond=before.beyond,
+            end_beyond=after.beyond,
+        )
 
 
 def describe_order(seed: int, shares: Sequence[EnvShare]) -> str:
@@ -59,10 +79,10 @@ def save_state(path: Path, state: CutState) -> None:
     atomic_write(path, msgspec.json.encode(state))
 
 
-def resume_cursor(state: CutState | None, next_step: int, *, run_id: str, order: str) -> int:
-    """Where batch `next_step`, which the outbox expects, begins. Raises `StateMismatchError`."""
+def resume(state: CutState | None, next_step: int, *, run_id: str, order: str) -> Done:
+    """What is done before batch `next_step`, which the outbox expects. Raises `StateMismatchError`."""
     if state is None and next_step == 1:
-        return 0
+        return Done()
     if state is None:
         raise StateMismatchError(
             f"run {run_id!r} has batches up to {next_step - 1} but no state; choose another --run.name"
@@ -77,4 +97,6 @@ def resume_cursor(state: CutState | None, next_step: int, *, run_id: str, order:
             f"the outbox of run {run_id!r} expects batch {next_step}, its state is about batch {state.step}: the run "
             "directory is a mix of two runs; choose another --run.name"
         )
-    return state.begin if next_step == state.step else state.end
+    if next_step == state.step:
+        return Done(state.begin, state.begin_beyond)
+    return Done(state.end, state.end_beyond)

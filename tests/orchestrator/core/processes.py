@@ -13,6 +13,8 @@ import msgspec
 from orchestrator.config import OrchestratorConfig
 
 DEADLINE_S = 60.0
+ROOT = Path(__file__).resolve().parents[3]
+"""Where a child finds the package `tests`."""
 
 
 def write_config(config: OrchestratorConfig, folder: Path) -> Path:
@@ -33,7 +35,7 @@ def process(arguments: Sequence[str], log: Path, **environment: str) -> Iterator
     """A Python process that does not outlive the block; its output goes to `log`."""
     settings = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     with log.open("ab") as output:
-        child = subprocess.Popen([sys.executable, *arguments], stdout=output, stderr=output, env=settings)
+        child = subprocess.Popen([sys.executable, *arguments], stdout=output, stderr=output, env=settings, cwd=ROOT)
     try:
         yield child
     finally:

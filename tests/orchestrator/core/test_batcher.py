@@ -11,8 +11,10 @@ from orchestrator import batcher as batcher_module
 from orchestrator.batcher import Batcher, CutWriter, build, check_staleness
 from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
+from orchestrator.history import History
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
+from orchestrator.positions import Done
 from orchestrator.rollout_log import RolloutLog
 from runtime.errors import StorageError
 from runtime.health import Health
@@ -42,11 +44,13 @@ class RefusingOutbox(Outbox):
 class Bench:
     def __init__(self, folder: Path, server: BatchServer) -> None:
         self.server = server
-        self.lineup = Lineup(batch_size=2, next_step=1, cursor=0)
-        self.ledger = Ledger(folder / "ledger.jsonl", 0)
+        self.lineup = Lineup(batch_size=2, next_step=1, done=Done())
+        self.ledger = Ledger(folder / "ledger.jsonl", Done())
         self.health = Health("orchestrator", 60)
         self.steps: list[int] = []
-        writer = CutWriter("run", "order", 0, folder / "state.json", self.ledger, RolloutLog(None))
+        writer = CutWriter(
+            "run", "order", Done(), folder / "state.json", self.ledger, History(folder / "history", 1), RolloutLog(None)
+        )
         self.batcher = Batcher(
             self.lineup,
             server,
@@ -146,7 +150,7 @@ async def test_a_cut_that_has_begun_is_finished_when_cancelled(tmp_path: Path, m
 
 
 def test_samples_are_in_dispatch_order_and_carry_their_names() -> None:
-    cut = Cut(2, (scored(5), ScoredGroup(make_group([1.0, 1.0], 6), (0.0, 0.0), "zero_signal"), scored(7)), 8)
+    cut = Cut(2, (scored(5), ScoredGroup(make_group([1.0, 1.0], 6), (0.0, 0.0), "zero_signal"), scored(7)), Done(8))
     samples = decode_batch(build("run", cut))
     assert [sample.trajectory_id for sample in samples] == ["copy/5/0#0", "copy/5/0#1", "copy/7/0#0", "copy/7/0#1"]
     assert [sample.advantages for sample in samples] == [-1.0, 1.0, -1.0, 1.0]
@@ -154,6 +158,6 @@ def test_samples_are_in_dispatch_order_and_carry_their_names() -> None:
 
 
 def test_a_stale_sample_never_ships() -> None:
-    check_staleness(Cut(4, (scored(0, version=1),), 1), max_staleness=2)
+    check_staleness(Cut(4, (scored(0, version=1),), Done(1)), max_staleness=2)
     with pytest.raises(InvariantError, match="batch 5 holds a sample of staleness 3"):
-        check_staleness(Cut(5, (scored(0, version=1),), 1), max_staleness=2)
+        check_staleness(Cut(5, (scored(0, version=1),), Done(1)), max_staleness=2)

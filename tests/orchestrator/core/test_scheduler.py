@@ -24,6 +24,7 @@ from orchestrator.filters import FailureGuard, SignalGuard
 from orchestrator.group_rule import GroupRule
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Lineup
+from orchestrator.positions import Done
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.scheduler import EnvSlot, Scheduler
 from runtime.health import Health
@@ -57,13 +58,13 @@ class Bench:
     """A scheduler with everything that it needs, and nothing else."""
 
     def __init__(self, folder: Path, adapter: EnvAdapter, *, max_in_flight: int = 12, group_size: int = 4) -> None:
-        self.lineup = Lineup(batch_size=8, next_step=1, cursor=0)
+        self.lineup = Lineup(batch_size=8, next_step=1, done=Done())
         self.live = 0
         self.stale = asyncio.Event()
         self.availability = Availability()
         collector = Collector(
             self.lineup,
-            Ledger(folder / "ledger.jsonl", 0),
+            Ledger(folder / "ledger.jsonl", Done()),
             {"toy": GroupRule(make_advantage(GrpoAdvantageConfig()))},
             FailureGuard(1.0, 10_000),
             SignalGuard(10_000),

@@ -7,11 +7,14 @@ import pytest
 from orchestrator.batcher import CutWriter
 from orchestrator.errors import StateMismatchError
 from orchestrator.examples import EnvShare
+from orchestrator.history import HISTORY_NAME, History
 from orchestrator.ledger import LEDGER_NAME, Ledger, read_ledger
 from orchestrator.ledger_records import tally
 from orchestrator.lineup import Cut
+from orchestrator.positions import Done
 from orchestrator.rollout_log import RolloutLog
-from orchestrator.state import CutState, describe_order, load_state, resume_cursor, save_state
+from orchestrator.state import CutState, describe_order, load_state, save_state
+from orchestrator.state import resume as resume_from
 from tests.orchestrator.core.builders import make_scored, make_ticket
 from transport.outbox import Outbox
 
@@ -19,20 +22,20 @@ ORDER = describe_order(0, [EnvShare("copy", 40, 1.0)])
 STATE = CutState(run_id="run", order=ORDER, step=5, begin=70, end=93)
 
 
-def resume(state: CutState | None, next_step: int, *, run_id: str = "run", order: str = ORDER) -> int:
-    return resume_cursor(state, next_step, run_id=run_id, order=order)
+def resume(state: CutState | None, next_step: int, *, run_id: str = "run", order: str = ORDER) -> Done:
+    return resume_from(state, next_step, run_id=run_id, order=order)
 
 
 def test_a_fresh_run_begins_at_the_beginning() -> None:
-    assert resume(None, 1) == 0
+    assert resume(None, 1) == Done()
 
 
 def test_a_batch_that_is_durable_is_never_cut_again() -> None:
-    assert resume(STATE, next_step=6) == 93
+    assert resume(STATE, next_step=6) == Done(93)
 
 
 def test_a_batch_that_is_not_durable_is_cut_again_from_its_beginning() -> None:
-    assert resume(STATE, next_step=5) == 70
+    assert resume(STATE, next_step=5) == Done(70)
 
 
 @pytest.mark.parametrize("next_step", [1, 4, 7])
@@ -67,16 +70,21 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.state_path = folder / "state.json"
         self.outbox = Outbox(folder / "outbox", "run")
-        self.cursor = resume_cursor(load_state(self.state_path), self.outbox.next_step, run_id="run", order=ORDER)
-        self.ledger = Ledger(folder / LEDGER_NAME, self.cursor)
-        self.writer = CutWriter("run", ORDER, self.cursor, self.state_path, self.ledger, RolloutLog(None))
+        self.done = resume_from(load_state(self.state_path), self.outbox.next_step, run_id="run", order=ORDER)
+        self.ledger = Ledger(folder / LEDGER_NAME, self.done)
+        self.history = History(folder / HISTORY_NAME, self.outbox.next_step)
+        self.writer = CutWriter("run", ORDER, self.done, self.state_path, self.ledger, self.history, RolloutLog(None))
+
+    @property
+    def cursor(self) -> int:
+        return self.done.cursor
 
     def next_cut(self) -> Cut:
         """A filtered group, then one that ships: two positions per batch."""
         for seq in (self.cursor, self.cursor + 1):
             self.ledger.dispatched(make_ticket(seq, size=2))
         groups = (make_scored(0, self.cursor, 2), make_scored(2, self.cursor + 1, 2))
-        return Cut(self.outbox.next_step, groups, self.cursor + 2)
+        return Cut(self.outbox.next_step, groups, Done(self.cursor + 2))
 
     def cut(self, *, kill_after: str = "") -> None:
         """Write batch N in the order of `state.py`, up to the instant of the kill."""
@@ -91,7 +99,7 @@ class Run:
         if kill_after == "state":
             return
         self.outbox.put(batch)
-        self.cursor = self.writer.cursor = cut.cursor
+        self.done = self.writer.done = cut.done
 
 
 @pytest.mark.parametrize("kill_after", ["dispatch", "ledger", "state", "outbox"])

@@ -14,6 +14,7 @@ from orchestrator.errors import StateColumnError
 from orchestrator.filters import ScoredGroup
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.lineup import Cut
+from orchestrator.positions import Done
 from orchestrator.rollout import Rollout
 from orchestrator.rollout_log import RolloutLog, rollout_log_path
 from orchestrator.state_columns import REQUIRED_COLUMNS, read_columns, saved_columns
@@ -100,6 +101,6 @@ async def test_a_bad_column_stops_the_run_at_the_first_rollout(
 
 def saved_row(folder: Path, rollout: Rollout) -> dict[str, Any]:
     ticket = Ticket(GroupKey(rollout.env_name, rollout.example_id, 0), 0, 1, False, 0)
-    RolloutLog(folder).write(Cut(1, (ScoredGroup(FinalGroup(ticket, (rollout,)), (1.0,), None),), 1))
+    RolloutLog(folder).write(Cut(1, (ScoredGroup(FinalGroup(ticket, (rollout,)), (1.0,), None),), Done(1)))
     row: dict[str, Any] = json.loads(rollout_log_path(folder, 1).read_text())
     return row

@@ -1,0 +1,93 @@
+"""`History`: one line per cut, in `state/history.jsonl`: what must be known of all batches so far, not of the last one.
+
+A line is durable before its batch is, like the ledger's. Opening cuts off lines of batches that did not become durable
+(`state.py` says when that happens): they are made again. A run that is older than its history begins one where it
+stands.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.errors import StateMismatchError
+from orchestrator.filters import ScoredGroup
+from orchestrator.lineup import Cut
+from orchestrator.selection import Selection, select
+
+HISTORY_NAME = "history.jsonl"
+
+
+class CutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is remembered of batch `step`."""
+
+    step: int
+    selections: dict[str, Selection] = {}
+    """By environment."""
+
+
+def record_of(cut: Cut) -> CutRecord:
+    """What is remembered of `cut`."""
+    return CutRecord(cut.step, {name: select(groups) for name, groups in by_env(cut.groups).items()})
+
+
+def by_env(groups: Iterable[ScoredGroup]) -> dict[str, list[ScoredGroup]]:
+    """The groups of each environment, in their order."""
+    found: dict[str, list[ScoredGroup]] = defaultdict(list)
+    for group in groups:
+        found[group.group.ticket.key.env_name].append(group)
+    return dict(found)
+
+
+class History:
+    """The writer. Blocking. Raises `StateMismatchError` for a file that does not decode."""
+
+    def __init__(self, path: Path, next_step: int) -> None:
+        self.totals: dict[str, Selection] = {}
+        """Sums over all batches up to the one written last, by environment."""
+        self._path = path
+        self._newest_step = 0
+        path.touch()
+        self._begin = self._end = self._read(next_step)
+
+    def _read(self, next_step: int) -> int:
+        """Take in the lines of durable batches; where they end."""
+        end = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                record = self._decode(line)
+                if record.step >= next_step:
+                    break
+                self._add(record)
+                end += len(line)
+        return end
+
+    def _decode(self, line: bytes) -> CutRecord:
+        try:
+            return msgspec.json.decode(line, type=CutRecord)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise StateMismatchError(f"cannot read the history {self._path}: {error}; move it away") from error
+
+    def write(self, record: CutRecord) -> None:
+        """Make the line of a batch durable; safe to repeat for the same batch. Raises `OSError`."""
+        again = record.step == self._newest_step
+        begin = self._begin if again else self._end
+        line = msgspec.json.encode(record) + b"\n"
+        with self._path.open("r+b") as file:
+            file.truncate(begin)
+            file.seek(begin)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._begin, self._end = begin, begin + len(line)
+        if not again:
+            self._add(record)
+
+    def _add(self, record: CutRecord) -> None:
+        self._newest_step = record.step
+        for name, selection in record.selections.items():
+            self.totals[name] = self.totals.get(name, Selection()) + selection

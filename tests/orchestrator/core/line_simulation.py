@@ -1,0 +1,151 @@
+"""A run in the abstract: real admission, line, ledger, state and outbox order; random timing, results and kills.
+
+Rollouts are sampled by the version that is live while they run, so groups are as stale as they would be.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.admission import AdmissionRule, Outlook, Verdict
+from orchestrator.batcher import check_staleness
+from orchestrator.drop_lineup import DropLineup
+from orchestrator.filters import STALE, ScoredGroup
+from orchestrator.groups import FinalGroup, Ticket
+from orchestrator.ledger import Ledger
+from orchestrator.lineup import Cut, Lineup
+from orchestrator.positions import Done
+from orchestrator.rollout import Rollout
+from orchestrator.state import CutState, load_state, resume, save_state
+from orchestrator.withhold_lineup import WithholdLineup
+from tests.orchestrator.core.builders import ENV_ERROR, make_rollout, make_ticket
+
+_ROLLOUTS = {version: make_rollout(version=version) for version in range(64)}
+
+
+def make_line(policy: str, rule: AdmissionRule, next_step: int, done: Done) -> Lineup:
+    """As `staleness_policy.make_lineup` does."""
+    if policy == "drop":
+        return DropLineup(rule.batch_size, next_step, done, max_staleness=rule.max_staleness)
+    if policy == "withhold":
+        groups_per_batch = -(-rule.batch_size // rule.largest_group)
+        return WithholdLineup(
+            rule.batch_size, next_step, done, max_staleness=rule.max_staleness, groups_per_batch=groups_per_batch
+        )
+    return Lineup(rule.batch_size, next_step, done)
+
+
+@dataclass
+class LineSimulation:
+    """`kill_rate` is the chance of a kill -9 per event; `folder` is what survives it."""
+
+    policy: str
+    rule: AdmissionRule
+    sizes: tuple[int, ...]
+    random: random.Random
+    folder: Path
+    kill_rate: float = 0.0
+    live: int = 0
+    outbox: list[Cut] = field(default_factory=list)
+    """Durable batches."""
+    num_kills: int = 0
+    lineup: Lineup = field(init=False)
+    ledger: Ledger = field(init=False)
+    done: Done = field(init=False)
+    running: dict[int, Ticket] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        next_step = len(self.outbox) + 1
+        self.done = resume(load_state(self.folder / "state.json"), next_step, run_id="run", order="order")
+        self.ledger = Ledger(self.folder / "ledger.jsonl", self.done)
+        self.lineup = make_line(self.policy, self.rule, next_step, self.done)
+        self.running = {}
+
+    def outlook(self) -> Outlook:
+        in_flight = sum(ticket.size for ticket in self.running.values())
+        lineup = self.lineup
+        return Outlook(lineup.next_step, lineup.pending_rollouts, lineup.pending_groups, self.live, in_flight)
+
+    def admit(self) -> bool:
+        seq = self.lineup.tail
+        ticket = make_ticket(seq, self.sizes[seq % len(self.sizes)], version=self.live)
+        if self.rule.verdict(self.outlook(), ticket.size) is not Verdict.ADMIT:
+            return False
+        self.ledger.dispatched(ticket)
+        self.lineup.dispatch(ticket)
+        self.running[seq] = ticket
+        return True
+
+    def finish(self) -> bool:
+        if not self.running:
+            return False
+        ticket = self.running.pop(self.random.choice(sorted(self.running)))
+        kept = self.random.choice([0, ticket.size, ticket.size, self.random.randint(0, ticket.size)])
+        began = self.random.randint(ticket.version, self.live)
+        rollouts = (_ROLLOUTS[began],) * kept
+        group = FinalGroup(ticket, (*rollouts, *[ENV_ERROR] * (ticket.size - kept)))
+        self.lineup.settle(ScoredGroup(group, (1.0,) * kept, None if kept else "no_survivors"))
+        return True
+
+    def ship(self) -> bool:
+        if not self.lineup.cuts:
+            return False
+        cut = self.lineup.cuts.popleft()
+        check_staleness(cut, self.rule.max_staleness)
+        writes = self.random.randint(0, 3) if self.random.random() < self.kill_rate else 3
+        if writes >= 1:
+            self.ledger.settled(cut)
+            self.ledger.flush()
+        if writes >= 2:
+            save_state(self.folder / "state.json", CutState.of("run", "order", cut.step, self.done, cut.done))
+        if writes >= 3:
+            self.outbox.append(cut)
+            self.done = cut.done
+        else:
+            self._kill()
+        return True
+
+    def train(self) -> bool:
+        if self.live == len(self.outbox):
+            return False
+        self.live += self.random.randint(1, len(self.outbox) - self.live)
+        return True
+
+    def _kill(self) -> None:
+        self.num_kills += 1
+        self._start()
+
+    def run(self) -> None:
+        """To the last batch; fails if nothing can happen before."""
+        for _ in range(100_000):
+            if len(self.outbox) == self.rule.max_steps:
+                self.ledger.close()
+                return
+            if self.random.random() < self.kill_rate / 4:
+                self._kill()
+            events = [self.admit, self.finish, self.ship, self.train]
+            self.random.shuffle(events)
+            assert any(event() for event in events), f"locked up at {self.outlook()}"
+        raise AssertionError("did not come to an end")
+
+    def trained(self) -> Counter[int]:
+        """How often each position was trained."""
+        return Counter(group.group.ticket.seq for cut in self.outbox for group in cut.trained)
+
+    def passed(self) -> Counter[int]:
+        """How often each position is in a durable batch, for whatever reason."""
+        return Counter(group.group.ticket.seq for cut in self.outbox for group in cut.groups)
+
+    def num_stale(self) -> int:
+        """Rollouts in durable batches that were thrown away for their age."""
+        return sum(
+            isinstance(result, Rollout)
+            for cut in self.outbox
+            for group in cut.groups
+            if group.filtered == STALE
+            for result in group.group.results
+        )
