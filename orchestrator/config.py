@@ -95,6 +95,13 @@ class EnvConfig(Config):
     """Algorithm of this environment; unset: the run's."""
     state_columns: tuple[str, ...] = ()
     """Fields of the environment's `State` that are saved with every rollout, after `trajectory` and `sampling_args`."""
+    num_workers: int = Field(0, ge=0, le=256)
+    """Processes that play this environment; 0: it runs in the orchestrator's own process, where code that blocks stalls
+    every rollout of the run."""
+    worker_start_timeout_s: float = Field(180.0, gt=0)
+    """Seconds that a worker may take to load the environment."""
+    max_worker_restarts: int = Field(5, ge=0)
+    """Times in a row that a worker which died is started again without having finished a rollout; then the run ends."""
 
     @property
     def label(self) -> str:
@@ -128,6 +135,8 @@ class EvalEnvConfig(Config):
     """As in `envs[].driver`."""
     rollout_timeout_s: float = Field(300.0, gt=0)
     """Seconds that one rollout may take, scoring included."""
+    num_workers: int = Field(0, ge=0, le=256)
+    """As in `envs[].num_workers`."""
 
     @property
     def label(self) -> str:
@@ -145,6 +154,7 @@ class EvalEnvConfig(Config):
             sampling=self.sampling,
             driver=self.driver,
             rollout_timeout_s=self.rollout_timeout_s,
+            num_workers=self.num_workers,
         )
 
 

@@ -5,12 +5,16 @@ ServiceError (runtime)          ends the process with one line and an exit code
 ├── AdvantageError              the advantage function broke its contract, exit code 1
 ├── NoSignalError               only groups without any advantage, exit code 78
 ├── FailureRateError            too many rollouts of one environment fail, exit code 1
+├── EnvWorkersLostError         a worker of an environment dies again and again, exit code 1
 ├── LedgerError                 the ledger does not decode or does not balance, exit code 1
 ├── UserError
 │   ├── StateColumnError        a column to save is missing or cannot be written, exit code 2
 │   └── StateMismatchError      the run directory belongs to another configuration, exit code 2
 └── PeerLostError
     └── EnginesLostError        too many rollouts fail because no engine, or teacher, answers, exit code 76
+
+Exception
+└── WorkerLinkError             an environment worker said what makes no sense, or too much; it costs the worker
 """
 
 from runtime.errors import PeerLostError, ServiceError, UserError
@@ -33,6 +37,14 @@ class NoSignalError(ServiceError):
 
 class FailureRateError(ServiceError):
     """The message names the environment and its commonest error."""
+
+
+class EnvWorkersLostError(ServiceError):
+    """The message names the environment and how its worker ended."""
+
+
+class WorkerLinkError(Exception):
+    """The message says what came over the link. Caught where the worker is ended."""
 
 
 class LedgerError(ServiceError):

@@ -26,7 +26,7 @@ batches <= `max_ahead`.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from loguru import logger
@@ -56,7 +56,7 @@ from orchestrator.selection import run_metrics
 from orchestrator.staleness_policy import make_lineup
 from orchestrator.state import STATE_NAME, describe_order, load_state, resume
 from runtime.errors import PeerLostError, StorageError
-from runtime.health import Health
+from runtime.health import Fact, Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
 from transport.errors import OutboxError
@@ -79,6 +79,7 @@ class Orchestrator:
         health: Health,
         metrics: MetricLog,
         eval_adapters: Sequence[EnvAdapter] = (),
+        more_facts: Callable[[], Mapping[str, Fact]] = dict,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -116,7 +117,12 @@ class Orchestrator:
         )
         self._batcher = self._make_batcher()
         self._pulse = Pulse(
-            server, self._lineup, health, in_flight=lambda: self._scheduler.in_flight, batch_size=config.batch_size
+            server,
+            self._lineup,
+            health,
+            in_flight=lambda: self._scheduler.in_flight,
+            batch_size=config.batch_size,
+            more_facts=more_facts,
         )
         self._last_cut = (time.monotonic(), 0.0, 0.0)
 

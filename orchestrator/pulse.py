@@ -19,13 +19,21 @@ class Pulse:
     """Publishes `pipeline_facts` every `PULSE_S`."""
 
     def __init__(
-        self, server: BatchServer, lineup: Lineup, health: Health, *, in_flight: Callable[[], int], batch_size: int
+        self,
+        server: BatchServer,
+        lineup: Lineup,
+        health: Health,
+        *,
+        in_flight: Callable[[], int],
+        batch_size: int,
+        more_facts: Callable[[], Mapping[str, Fact]] = dict,
     ) -> None:
         self._server = server
         self._lineup = lineup
         self._health = health
         self._in_flight = in_flight
         self._batch_size = batch_size
+        self._more_facts = more_facts
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -41,7 +49,7 @@ class Pulse:
         untrained = self._lineup.next_step - 1 - trained
         facts = pipeline_facts(self._in_flight(), self._lineup.pending_rollouts, untrained, self._batch_size)
         strangers = rejection_facts(self._server.rejections())
-        self._health.set_facts(**facts, **trainer_facts(self._server.peers()), **strangers)
+        self._health.set_facts(**facts, **trainer_facts(self._server.peers()), **strangers, **self._more_facts())
 
 
 def pipeline_facts(in_flight: int, pending: int, num_untrained: int, batch_size: int) -> dict[str, Fact]:

@@ -84,6 +84,8 @@ class FailureReason(StrEnum):
 
     ENV_ERROR = "env_error"
     """The environment raised."""
+    WORKER_LOST = "worker_lost"
+    """The worker process that played it died."""
     ENV_TIMEOUT = "env_timeout"
     """The rollout took longer than `rollout_timeout_s`."""
     ENGINE_ERROR = "engine_error"

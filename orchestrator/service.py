@@ -16,11 +16,12 @@ from loguru import logger
 from prometheus_client import CollectorRegistry
 
 from orchestrator.algorithms.loading import load_envs
-from orchestrator.config import BatchServerConfig, OrchestratorConfig
+from orchestrator.config import BatchServerConfig, EnvConfig, OrchestratorConfig
 from orchestrator.engines.factory import make_engine
-from orchestrator.engines.protocol import Engine
+from orchestrator.engines.protocol import Engine, Generator
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter
+from orchestrator.envs.workers.env import WorkerEnv, worker_facts
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from orchestrator.tokenizer import Tokenizer
 from runtime.atomic_write import atomic_write
@@ -40,6 +41,7 @@ from transport.security import CurveKeys
 from transport.server import BatchServer
 
 SERVICE = "orchestrator"
+LAG_ADVICE = "an environment that blocks belongs into worker processes (envs[].num_workers)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +52,24 @@ class Backend:
     adapters: Sequence[EnvAdapter]
     eval_adapters: Sequence[EnvAdapter] = ()
     """One per environment of `eval`."""
+    workers: Sequence[WorkerEnv] = ()
+    """Those of both that live in worker processes."""
 
 
 def load_backend(config: OrchestratorConfig) -> Backend:
     """The backend that the config names, not started. Raises `UserError`."""
     tokenizer = Tokenizer.from_folder(config.model.path)
     engine = make_engine(config, tokenizer)
-    adapters = load_envs(
-        config, engine, tokenizer.vocab_size, lambda env, generator: load_env(env, generator, tokenizer)
-    )
-    return Backend(engine, adapters, [load_env(env.as_env, engine, tokenizer) for env in config.eval.envs])
+    workers: list[WorkerEnv] = []
+
+    def load(env: EnvConfig, generator: Generator) -> EnvAdapter:
+        adapter = load_env(env, generator, tokenizer)
+        if isinstance(adapter, WorkerEnv):
+            workers.append(adapter)
+        return adapter
+
+    adapters = load_envs(config, engine, tokenizer.vocab_size, load)
+    return Backend(engine, adapters, [load(env.as_env, engine) for env in config.eval.envs], workers)
 
 
 def load_keys(config: BatchServerConfig) -> CurveKeys | None:
@@ -76,7 +86,7 @@ def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig
     run_dir = RunDir(config.run.path).create()
     health = Health(SERVICE, config.stall_timeout_s)
     registry = CollectorRegistry()
-    loop_lag = LoopLag()
+    loop_lag = LoopLag(advice=LAG_ADVICE)
     with ExitStack() as stack:
         shutdown = stack.enter_context(closing(Shutdown()))
         lock = stack.enter_context(run_dir.lock(SERVICE))
@@ -136,6 +146,7 @@ class _Process:
                 self.health,
                 self.metrics,
                 backend.eval_adapters,
+                more_facts=lambda: worker_facts(backend.workers),
             )
             addresses = {"batches": server.endpoint}
             self.run_dir.announce(SERVICE, ServiceInfo(health_url=self.health_url, addresses=addresses))

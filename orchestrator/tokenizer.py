@@ -21,7 +21,11 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 class Tokenizer:
     """Tokenizer and chat template of one model folder."""
 
-    def __init__(self, core: tokenizers.Tokenizer, template: ChatTemplate, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, core: tokenizers.Tokenizer, template: ChatTemplate, eos_ids: frozenset[int], folder: Path
+    ) -> None:
+        self.folder = folder
+        """Where it was read from."""
         self._core = core
         self._template = template
         self.eos_ids = eos_ids
@@ -39,7 +43,7 @@ class Tokenizer:
             template = ChatTemplate(_template_source(folder, settings), special)
         except ChatTemplateError as error:
             raise UserError(f"model folder {folder}: {error}") from error
-        return cls(core, template, _eos_ids(folder, core, special))
+        return cls(core, template, _eos_ids(folder, core, special), folder)
 
     def render(
         self,

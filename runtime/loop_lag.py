@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from loguru import logger
 
+from runtime.loop_blame import LoopBlame
+
 TICK_S = 0.05
 """Seconds between two probes."""
 WINDOW = 200
@@ -20,9 +22,16 @@ WARN_EVERY_S = 60.0
 
 
 class LoopLag:
-    """Run `probe()` as a task of the loop to watch; `blocked_s` may be read from any thread."""
+    """Run `probe()` as a task of the loop to watch; `blocked_s` may be read from any thread.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, tick_s: float = TICK_S) -> None:
+    `advice` ends the warning: what to do about code that blocks.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, tick_s: float = TICK_S, *, advice: str = ""
+    ) -> None:
+        self._advice = f"; {advice}" if advice else ""
+        self._blame = LoopBlame(lambda: self.blocked_s, WARN_LAG_S / 2)
         self._clock = clock
         self._tick_s = tick_s
         self._lags: deque[float] = deque(maxlen=WINDOW)
@@ -31,6 +40,7 @@ class LoopLag:
 
     async def probe(self) -> None:
         """Measure until cancelled."""
+        self._blame.start()
         try:
             while True:
                 self._last_tick = self._clock()
@@ -38,6 +48,7 @@ class LoopLag:
                 self._note(self._clock() - self._last_tick - self._tick_s)
         finally:
             self._last_tick = None
+            self._blame.stop()
 
     @property
     def blocked_s(self) -> float:
@@ -57,7 +68,9 @@ class LoopLag:
         is_due = len(self._lags) >= MIN_PROBES and now >= self._next_warning
         if is_due and lag > WARN_LAG_S and self.p99_s > WARN_LAG_S:
             self._next_warning = now + WARN_EVERY_S
+            culprit = self._blame.take()
+            where = f"{culprit} blocks it" if culprit else "code in it blocks"
             logger.warning(
-                f"event loop lags {self.p99_s * 1000:.0f} ms (p99): code in it blocks (an environment?), "
-                "or the machine has too few cores"
+                f"event loop lags {self.p99_s * 1000:.0f} ms (p99): {where}, or the machine has too few cores"
+                f"{self._advice}"
             )

@@ -7,7 +7,12 @@ from orchestrator.tokenizer import Tokenizer
 
 
 def load_env(config: EnvConfig, engine: Generator, tokenizer: Tokenizer) -> EnvAdapter:
-    """The environment that `config` names, not started. Raises `UserError` if it does not exist or refuses its args."""
+    """The environment that `config` names, not started, in this process or in its workers. Raises `UserError` if it
+    does not exist or refuses its args."""
+    if config.num_workers:
+        from orchestrator.envs.workers.env import load_in_workers
+
+        return load_in_workers(config, engine, tokenizer.folder)
     from orchestrator.envs.verifiers_adapter import load
 
     return load(config, engine, tokenizer)

@@ -1,6 +1,7 @@
 """The watchdog ends a process that hangs, and says where; the lag probe warns of a blocked loop."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from loguru import logger
 
 from runtime.health import Health
+from runtime.loop_blame import blamed
 from runtime.loop_lag import MIN_PROBES, TICK_S, LoopLag
 from runtime.watchdog import Watchdog
 
@@ -120,7 +122,7 @@ async def probe_until(lag: LoopLag, condition: Callable[[], bool]) -> None:
 
 
 async def test_blocking_code_is_measured_and_warned_of_once(warnings_seen: list[str]) -> None:
-    lag = LoopLag(tick_s=0.001)
+    lag = LoopLag(tick_s=0.001, advice="use workers")
     await probe_until(lag, lambda: len(lag._lags) >= MIN_PROBES)
     assert warnings_seen == []
     blocks = iter(range(6))
@@ -135,6 +137,19 @@ async def test_blocking_code_is_measured_and_warned_of_once(warnings_seen: list[
     assert lag.p99_s > 0.1
     assert len(warnings_seen) == 1
     assert "event loop lags" in warnings_seen[0]
+    assert "use workers" in warnings_seen[0]
+
+
+def test_blame_is_on_the_innermost_function_that_is_no_library() -> None:
+    assert blamed(sys._getframe()).startswith("test_blame_is_on_the_innermost_function_that_is_no_library (test_watch")
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        json.loads("{")
+    traceback = caught.tb
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    assert "json" in traceback.tb_frame.f_code.co_filename
+    assert blamed(traceback.tb_frame).startswith("test_blame_is_on_the_innermost_function_that_is_no_library")
+    assert blamed(None) == ""
 
 
 async def test_free_loop_is_not_warned_of(warnings_seen: list[str]) -> None:

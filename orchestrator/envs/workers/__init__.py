@@ -1,0 +1,1 @@
+"""Environments in processes of their own: whatever blocks or crashes there cannot stall the orchestrator."""

@@ -1,0 +1,196 @@
+"""The program of a worker: one environment, played on demand, with the orchestrator's engines as its model.
+
+It ends when the orchestrator hangs up or ends: a thread waits for the end of standard input, so that an environment
+which blocks the event loop for ever does not outlive the run.
+"""
+
+import asyncio
+import faulthandler
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvloop
+
+from orchestrator.config import EnvConfig
+from orchestrator.engines.protocol import EngineError, Generator, InvalidResponse
+from orchestrator.envs.loading import load_env
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.envs.workers.frames import FrameLink, receive_blocking
+from orchestrator.envs.workers.messages import (
+    BEAT_S,
+    TO_WORKER,
+    Answer,
+    Ask,
+    Beat,
+    Broken,
+    Done,
+    Drop,
+    Load,
+    NoAnswer,
+    Ready,
+    Refused,
+    Run,
+    Stop,
+    ToWorker,
+    encode_frame,
+)
+from orchestrator.envs.workers.rollout_frames import to_frames
+from orchestrator.errors import WorkerLinkError
+from orchestrator.rollout import Failure, FailureReason
+from orchestrator.scheduler import call_adapter
+from orchestrator.tokenizer import Tokenizer
+from runtime.errors import ServiceError
+from runtime.logging import start_logging
+from transport.generation import GenerateReply, GenerateRequest
+
+LoadAdapter = Callable[[EnvConfig, Generator, Tokenizer], EnvAdapter]
+LOAD_TIMEOUT_S = 60.0
+ORPHAN_S = 2.0
+"""Seconds that an orphan gets to end well."""
+
+
+class RemoteGenerator:
+    """Implements `Generator`: the orchestrator's engines, asked over the link."""
+
+    def __init__(self) -> None:
+        self._link: FrameLink[ToWorker] | None = None
+        self._waiting: dict[int, asyncio.Future[GenerateReply]] = {}
+        self._ids = itertools.count()
+
+    def attach(self, link: "FrameLink[ToWorker]") -> None:
+        """Ask over `link` from now on."""
+        self._link = link
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """See `Generator`. The wait is bounded by the rollout's deadline; a question nobody waits for is dropped."""
+        if self._link is None:
+            raise EngineError("the worker is not connected")
+        ask_id = next(self._ids)
+        answer: asyncio.Future[GenerateReply] = asyncio.get_running_loop().create_future()
+        self._waiting[ask_id] = answer
+        try:
+            self._link.send(Ask(id=ask_id, request=request))
+            return await answer
+        finally:
+            del self._waiting[ask_id]
+            if answer.cancelled():
+                self._link.send(Drop(id=ask_id))
+
+    def answered(self, message: Answer | NoAnswer) -> None:
+        """The orchestrator's answer; one that nobody waits for any more is thrown away."""
+        waiting = self._waiting.get(message.id)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(message, Answer):
+            waiting.set_result(message.reply)
+        else:
+            waiting.set_exception((InvalidResponse if message.is_invalid else EngineError)(message.reason))
+
+
+class WorkerProgram:
+    """Plays runs until the orchestrator hangs up."""
+
+    def __init__(self, adapter: EnvAdapter, generator: RemoteGenerator) -> None:
+        self._adapter = adapter
+        self._generator = generator
+        self._runs: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, end: socket.socket) -> None:
+        """Returns when the orchestrator is gone."""
+        link = await FrameLink.open(end, TO_WORKER)
+        self._generator.attach(link)
+        try:
+            await self._adapter.start()
+        except Exception as error:  # whatever it is, this environment does not start
+            link.send(Refused(reason=f"env {self._adapter.name!r} does not start: {type(error).__name__}: {error}"))
+            return await link.close()
+        ids = tuple(example.example_id for example in self._adapter.examples)
+        link.send(Ready(example_ids=ids, scores_jointly=self._adapter.scores_jointly))
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(_beat(link))
+            while (message := await link.receive()) is not None:
+                self._take(tasks, link, message)
+            for task in (beating, *self._runs.values()):
+                task.cancel()
+        await self._adapter.close()
+        await link.close()
+
+    def _take(self, tasks: asyncio.TaskGroup, link: "FrameLink[ToWorker]", message: ToWorker) -> None:
+        match message:
+            case Run(id=run_id):
+                self._runs[run_id] = tasks.create_task(self._run(link, message))
+                self._runs[run_id].add_done_callback(lambda _: self._runs.pop(run_id, None))
+            case Stop(id=run_id) if run_id in self._runs:
+                self._runs[run_id].cancel()
+            case Answer() | NoAnswer():
+                self._generator.answered(message)
+            case _:
+                pass  # a stop that comes after the end
+
+    async def _run(self, link: "FrameLink[ToWorker]", run: Run) -> None:
+        request = RolloutRequest(
+            example=self._adapter.examples[run.example],
+            group_id=run.group_id,
+            index=run.index,
+            group_size=run.group_size,
+            seed=run.seed,
+            temperature=run.temperature,
+            max_tokens=run.max_tokens,
+            timeout_s=run.timeout_s,
+        )
+        try:
+            results = await call_adapter(self._adapter, request)
+            link.send(Done(id=run.id, results=to_frames(results)))
+        except ServiceError as error:
+            link.send(Broken(id=run.id, reason=str(error)))
+        except WorkerLinkError as error:
+            failure = Failure(FailureReason.ENV_ERROR, f"{run.group_id}#{run.index}: {error}")
+            num_results = run.group_size if self._adapter.scores_jointly else 1
+            link.send(Done(id=run.id, results=to_frames([failure] * num_results)))
+
+
+async def _beat(link: "FrameLink[ToWorker]") -> None:
+    while True:
+        link.send(Beat())
+        await asyncio.sleep(BEAT_S)
+
+
+def main(descriptor: int, load_adapter: LoadAdapter = load_env) -> None:
+    """Load what the first message names, then serve."""
+    faulthandler.enable()
+    start_logging()
+    threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
+    end = socket.socket(fileno=descriptor)
+    try:
+        load = receive_blocking(end, TO_WORKER, LOAD_TIMEOUT_S)
+    except WorkerLinkError:
+        return  # the orchestrator went away meanwhile
+    assert isinstance(load, Load), "the first message is Load"
+    sys.path.extend(path for path in load.search_path if path not in sys.path)
+    generator = RemoteGenerator()
+    try:
+        config = EnvConfig.model_validate_json(load.env)
+        adapter = load_adapter(config, generator, Tokenizer.from_folder(Path(load.model_path)))
+    except ServiceError as error:
+        with suppress(OSError):
+            end.sendall(encode_frame(Refused(reason=str(error))))
+        return
+    uvloop.run(WorkerProgram(adapter, generator).serve(end))
+
+
+def _end_with_parent() -> None:
+    """The orchestrator is gone: the link has ended, too, and a loop that turns ends well. Otherwise it is ended here,
+    with whatever the environment has started."""
+    sys.stdin.buffer.read()
+    time.sleep(ORPHAN_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,193 @@
+"""What the orchestrator and an environment worker say to each other, over a socket pair that only they have.
+
+    orchestrator ──Load──▶ worker ──Ready | Refused──▶
+    orchestrator ──Run, Stop──▶ worker ──Done | Broken──▶          one rollout, or one joint group
+    worker ──Ask, Drop──▶ orchestrator ──Answer | NoAnswer──▶      one generation, by the engines of the orchestrator
+    worker ──Beat──▶                                               every `BEAT_S`, while its event loop turns
+
+A frame is four bytes of length (little-endian) and a msgpack message. Arrays are `EncodedTensor`s.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator.errors import WorkerLinkError
+from orchestrator.rollout import FailureReason
+from transport.generation import GenerateReply, GenerateRequest
+from transport.sample import VersionSpan
+from transport.tensor import EncodedTensor
+
+MAX_FRAME_BYTES = 256 * 2**20
+"""A longer frame ends the worker that sends it."""
+HEAD_BYTES = 4
+BEAT_S = 1.0
+"""Seconds between two signs of life of a worker's event loop."""
+
+
+class _Message(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"
+):
+    pass
+
+
+class Load(_Message, frozen=True, tag="load"):
+    """First message. `env` is an `EnvConfig` as JSON, `search_path` the `sys.path` of the orchestrator."""
+
+    env: bytes
+    model_path: str
+    search_path: tuple[str, ...]
+
+
+class Run(_Message, frozen=True, tag="run"):
+    """A `RolloutRequest`; `example` is a position in the environment's examples."""
+
+    id: int
+    example: int
+    group_id: str
+    index: int
+    group_size: int
+    seed: int
+    temperature: float
+    max_tokens: int
+    timeout_s: float
+
+
+class Stop(_Message, frozen=True, tag="stop"):
+    """Nobody waits for run `id` any more: cancel it."""
+
+    id: int
+
+
+class Answer(_Message, frozen=True, tag="answer"):
+    """The engines' reply to `Ask`."""
+
+    id: int
+    reply: GenerateReply
+
+
+class NoAnswer(_Message, frozen=True, tag="no_answer"):
+    """The engines failed `Ask`; `is_invalid`: they answered with what must not be trained on."""
+
+    id: int
+    reason: str
+    is_invalid: bool
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """The environment is loaded and started."""
+
+    example_ids: tuple[str, ...]
+    scores_jointly: bool
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """The environment cannot be loaded; the worker ends."""
+
+    reason: str
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    """Sample this. `id` numbers the worker's own questions."""
+
+    id: int
+    request: GenerateRequest
+
+
+class Drop(_Message, frozen=True, tag="drop"):
+    """The answer to `Ask` is not needed any more."""
+
+    id: int
+
+
+class BranchFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A `Branch` on its way."""
+
+    token_ids: EncodedTensor
+    sampled: EncodedTensor
+    logprobs: EncodedTensor
+    versions: tuple[VersionSpan, ...]
+    observed: EncodedTensor | None = None
+    ref_logprobs: EncodedTensor | None = None
+
+
+class RolloutFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rollout"):
+    """A `Rollout` on its way. `messages` and `columns` are JSON."""
+
+    env_name: str
+    example_id: str
+    reward: float
+    branches: tuple[BranchFrame, ...]
+    temperature: float
+    is_truncated: bool
+    metrics: dict[str, float]
+    messages: bytes
+    duration_s: float
+    sampling_args: dict[str, float | int]
+    columns: dict[str, bytes]
+
+
+class FailureFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="failure"):
+    """A `Failure` on its way."""
+
+    reason: FailureReason
+    message: str
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """Run `id` has ended."""
+
+    id: int
+    results: tuple[RolloutFrame | FailureFrame, ...]
+
+
+class Broken(_Message, frozen=True, tag="broken"):
+    """Run `id` shows that the config asks for what the environment does not have: no run will do better."""
+
+    id: int
+    reason: str
+
+
+class Beat(_Message, frozen=True, tag="beat"):
+    """The worker's event loop turns."""
+
+
+ToWorker = Load | Run | Stop | Answer | NoAnswer
+FromWorker = Ready | Refused | Ask | Drop | Done | Broken | Beat
+
+_T = TypeVar("_T")
+_encoder = msgspec.msgpack.Encoder()
+TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode_frame(message: msgspec.Struct) -> bytes:
+    """Head and body. Raises `WorkerLinkError` if the message is larger than the other side accepts."""
+    body = _encoder.encode(message)
+    return frame_head(len(body)) + body
+
+
+def frame_head(num_bytes: int) -> bytes:
+    """The head of a body of that size. Raises `WorkerLinkError`."""
+    check_size(num_bytes)
+    return num_bytes.to_bytes(HEAD_BYTES, "little")
+
+
+def check_size(num_bytes: int) -> int:
+    """`num_bytes`, if a frame may have as many. Raises `WorkerLinkError`."""
+    if num_bytes > MAX_FRAME_BYTES:
+        raise WorkerLinkError(f"a message of {num_bytes} bytes is larger than {MAX_FRAME_BYTES}")
+    return num_bytes
+
+
+def decode_frame(decoder: "msgspec.msgpack.Decoder[_T]", body: bytes) -> _T:
+    """Raises `WorkerLinkError` for what is not a message."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WorkerLinkError(f"a message does not decode: {error}") from error
+
+
+def plain_json(value: Any) -> bytes:
+    """What an environment puts into messages is its own affair: what JSON does not know is written as text."""
+    return msgspec.json.encode(value, enc_hook=str)

@@ -1,0 +1,133 @@
+"""`Worker`: the orchestrator's side of one live worker: runs in flight, and generations on behalf of the worker."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+
+from orchestrator.engines.protocol import EngineError, Generator, InvalidResponse
+from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.workers.frames import FrameLink
+from orchestrator.envs.workers.messages import Answer, Ask, Broken, Done, Drop, FromWorker, NoAnswer, Run, Stop
+from orchestrator.envs.workers.process import WorkerProcess
+from orchestrator.envs.workers.rollout_frames import from_frames
+from orchestrator.errors import WorkerLinkError
+from orchestrator.rollout import Failure, Rollout
+from runtime.errors import UserError
+
+BLOCKED_S = 3.0
+"""Seconds of silence after which a worker's event loop is taken to be blocked."""
+
+Results = list[Rollout | Failure]
+
+
+class WorkerGone(Exception):
+    """The worker ended before the run did. The message says how."""
+
+
+class Worker:
+    """`serve` must run while `run` is used; it returns when the worker is gone, and all its runs fail with it."""
+
+    def __init__(self, process: WorkerProcess, link: "FrameLink[FromWorker]", generator: Generator) -> None:
+        self.process = process
+        self._link = link
+        self._generator = generator
+        self._runs: dict[int, asyncio.Future[Results]] = {}
+        self._asks: dict[int, asyncio.Task[None]] = {}
+        self._ids = itertools.count()
+        self._last_heard = time.monotonic()
+        self._gone = ""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Runs that it plays."""
+        return len(self._runs)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its last message. It beats every second, unless its event loop is blocked."""
+        return time.monotonic() - self._last_heard
+
+    async def run(self, request: RolloutRequest) -> Results:
+        """What the environment in the worker returns. Raises `WorkerGone`, `UserError`. The caller has the deadline."""
+        if self._gone:
+            raise WorkerGone(self._gone)
+        run_id = next(self._ids)
+        results: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        self._runs[run_id] = results
+        try:
+            self._link.send(_order(run_id, request))
+            return await results
+        finally:
+            del self._runs[run_id]
+            if results.cancelled():
+                self._link.send(Stop(id=run_id))
+
+    async def serve(self) -> str:
+        """Take its messages until it hangs up, or says what makes no sense; returns what was wrong then."""
+        problem = ""
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                while (message := await self._link.receive()) is not None:
+                    self._last_heard = time.monotonic()
+                    self._take(tasks, message)
+            except WorkerLinkError as error:
+                problem = f" after a bad message: {error}"
+            for task in list(self._asks.values()):
+                task.cancel()
+        return problem
+
+    async def end(self, grace_s: float, problem: str = "") -> str:
+        """Hang up, end the process, fail the runs it had; how it ended."""
+        await self._link.close()
+        self._gone = await asyncio.to_thread(self.process.end, grace_s) + problem
+        for waiting in self._runs.values():
+            if not waiting.done():
+                waiting.set_exception(WorkerGone(self._gone))
+        return self._gone
+
+    def _take(self, tasks: asyncio.TaskGroup, message: FromWorker) -> None:
+        match message:
+            case Ask():
+                self._asks[message.id] = tasks.create_task(self._answer(message))
+            case Drop() if message.id in self._asks:
+                self._asks[message.id].cancel()
+            case Done() if message.id in self._runs:
+                results = from_frames(message.results)
+                if not self._runs[message.id].done():
+                    self._runs[message.id].set_result(results)
+            case Broken() if message.id in self._runs:
+                self._runs[message.id].set_exception(UserError(message.reason))
+            case _:
+                pass  # a beat, or something that nobody waits for any more
+
+    async def _answer(self, ask: Ask) -> None:
+        try:
+            reply = await self._generator.generate(ask.request)
+            self._link.send(Answer(id=ask.id, reply=reply))
+        except EngineError as error:
+            invalid = isinstance(error, InvalidResponse)
+            self._link.send(NoAnswer(id=ask.id, reason=str(error), is_invalid=invalid))
+        except Exception as error:  # a bug in an engine costs this rollout, as it does without workers
+            self._link.send(NoAnswer(id=ask.id, reason=f"{type(error).__name__}: {error}", is_invalid=False))
+        finally:
+            self._asks.pop(ask.id, None)
+
+
+def least_busy(workers: Sequence[Worker]) -> Worker:
+    """Who takes the next run: one whose loop turns, if there is one, and of those the one with the least to do."""
+    return min(workers, key=lambda worker: (worker.silent_s > BLOCKED_S, worker.num_in_flight))
+
+
+def _order(run_id: int, request: RolloutRequest) -> Run:
+    return Run(
+        id=run_id,
+        example=request.example.payload,
+        group_id=request.group_id,
+        index=request.index,
+        group_size=request.group_size,
+        seed=request.seed,
+        temperature=request.temperature,
+        max_tokens=request.max_tokens,
+        timeout_s=request.timeout_s,
+    )

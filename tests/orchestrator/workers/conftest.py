@@ -1,0 +1,3 @@
+from tests.orchestrator.edge.conftest import env_modules, tokenizer
+
+__all__ = ["env_modules", "tokenizer"]

@@ -1,0 +1,294 @@
+"""Environments in real worker processes: the same results as in this process, and no trouble leaks out of them."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.algorithms.config import TeacherConfig
+from orchestrator.algorithms.taught_env import PlayedEnv
+from orchestrator.algorithms.teacher import Teacher
+from orchestrator.config import EnvConfig, EvalEnvConfig
+from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.envs.loading import load_env
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.envs.workers.env import WorkerEnv, load_in_workers, worker_facts
+from orchestrator.errors import EnvWorkersLostError
+from orchestrator.ledger import LEDGER_NAME, read_ledger
+from orchestrator.ledger_records import tally
+from orchestrator.rollout import Failure, FailureReason, Rollout
+from orchestrator.tokenizer import Tokenizer
+from runtime.errors import UserError
+from tests.orchestrator.core.toys import make_config, run_toy
+from tests.orchestrator.edge.engine_server import EngineServer, serving
+from tests.orchestrator.edge.polling import until
+from tests.orchestrator.edge.replies import check_branch
+from transport.generation import GenerateReply, GenerateRequest
+
+pytestmark = pytest.mark.usefixtures("env_modules")
+PATIENCE_S = 60.0
+TOY_COMMAND = (sys.executable, str(Path(__file__).with_name("toy_worker.py")))
+TOY = EnvConfig(id="toy", num_workers=1)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not alive."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def random_engine(tokenizer: Tokenizer) -> ScriptedEngine:
+    return ScriptedEngine(tokenizer.vocab_size, min(tokenizer.eos_ids))
+
+
+@asynccontextmanager
+async def started(adapter: EnvAdapter, engine: ScriptedEngine) -> AsyncIterator[EnvAdapter]:
+    """Afterwards no task, no process and no generation may be left."""
+    before = asyncio.all_tasks()
+    pids: list[int] = []
+    try:
+        await adapter.start()
+        pids = adapter.pids if isinstance(adapter, WorkerEnv) else []
+        yield adapter
+    finally:
+        await adapter.close()
+        await adapter.close()
+    left = asyncio.all_tasks() - before
+    await until(lambda: all(task.done() for task in left), PATIENCE_S)
+    assert not [pid for pid in pids if is_alive(pid)]
+    assert engine.num_running == 0
+
+
+def toy(tokenizer: Tokenizer, engine: ScriptedEngine, **config: Any) -> WorkerEnv:
+    """The real machinery around a toy environment."""
+    settings = EnvConfig(**({"id": "toy", "num_workers": 1} | config))
+    return load_in_workers(settings, engine, tokenizer.folder, TOY_COMMAND)
+
+
+def request_for(adapter: EnvAdapter, example: int = 0, **changes: Any) -> RolloutRequest:
+    fields: dict[str, Any] = {
+        "example": adapter.examples[example],
+        "group_id": f"{adapter.name}/{adapter.examples[example].example_id}/0",
+        "index": 0,
+        "group_size": 2,
+        "seed": 11,
+        "temperature": 0.9,
+        "max_tokens": 16,
+        "timeout_s": PATIENCE_S,
+    }
+    return RolloutRequest(**(fields | changes))
+
+
+def plain(results: Sequence[Rollout | Failure]) -> list[object]:
+    """What two runs of the same request must have in common."""
+    return [
+        result
+        if isinstance(result, Failure)
+        else (
+            result.env_name,
+            result.example_id,
+            result.reward,
+            [(b.token_ids.tolist(), b.sampled.tolist(), b.logprobs.tolist(), b.versions) for b in result.branches],
+            [None if b.observed is None else b.observed.tolist() for b in result.branches],
+            result.is_truncated,
+            result.metrics,
+            list(result.messages),
+            dict(result.sampling_args),
+            {name: bytes(value) for name, value in result.columns.items()},
+        )
+        for result in results
+    ]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "columns"),
+    [
+        pytest.param("edge-notes", ("seen", "best"), id="state columns"),
+        pytest.param("edge-race", (), id="joint scoring"),
+        pytest.param("edge-two-turns", (), id="two turns", marks=pytest.mark.slow),
+    ],
+)
+async def test_workers_return_what_the_environment_returns_in_this_process(
+    tokenizer: Tokenizer, env_id: str, columns: tuple[str, ...]
+) -> None:
+    outcomes = []
+    for num_workers in (0, 1):
+        config = EnvConfig(id=env_id, num_workers=num_workers, state_columns=columns, group_size=2)
+        engine = random_engine(tokenizer)
+        async with started(load_env(config, engine, tokenizer), engine) as adapter:
+            assert isinstance(adapter, WorkerEnv) == bool(num_workers)
+            ids = [example.example_id for example in adapter.examples]
+            results = await adapter.run(request_for(adapter))
+            for result in results:
+                assert isinstance(result, Rollout), result
+                for branch in result.branches:
+                    check_branch(branch)
+            outcomes.append((adapter.name, ids, adapter.scores_jointly, plain(results)))
+    assert outcomes[0] == outcomes[1]
+
+
+async def test_runs_are_spread_over_the_workers(tokenizer: Tokenizer) -> None:
+    engine = random_engine(tokenizer)
+    async with started(toy(tokenizer, engine, num_workers=2), engine) as adapter:
+        runs = [adapter.run(request_for(adapter, example=index % 2, index=index)) for index in range(8)]
+        rollouts = [result for results in await asyncio.gather(*runs) for result in results]
+    assert all(isinstance(rollout, Rollout) for rollout in rollouts), rollouts
+    by_worker = Counter(rollout.metrics["pid"] for rollout in rollouts if isinstance(rollout, Rollout))
+    assert sorted(by_worker.values()) == [4, 4]
+    assert [rollout.example_id for rollout in rollouts if isinstance(rollout, Rollout)] == ["first", "second"] * 4
+
+
+async def test_blocking_environment_leaves_the_loop_of_the_orchestrator_free(tokenizer: Tokenizer) -> None:
+    engine = random_engine(tokenizer)
+    async with started(toy(tokenizer, engine), engine) as adapter:
+        blocked = asyncio.create_task(adapter.run(request_for(adapter, group_id="block/0/0")))
+        num_turns = 0
+        while not blocked.done():
+            await asyncio.sleep(0.005)
+            num_turns += 1
+        (result,) = blocked.result()
+    assert isinstance(result, Rollout), result
+    assert num_turns > 5  # in this process it would be a turn or two
+
+
+async def test_killed_worker_fails_its_rollouts_and_is_started_again(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(
+        tokenizer.vocab_size,
+        min(tokenizer.eos_ids),
+        latency=lambda request, _: 3600.0 if "held" in request.request_id else 0.0,
+    )
+    async with started(toy(tokenizer, engine), engine) as adapter:
+        assert isinstance(adapter, WorkerEnv)
+        held = [asyncio.create_task(adapter.run(request_for(adapter, group_id=f"held/{i}/0"))) for i in range(3)]
+        (pid,) = adapter.pids
+        await until(lambda: engine.num_running == 3, PATIENCE_S)
+        os.kill(pid, signal.SIGKILL)
+        failures = [result for task in held for result in await task]
+        assert [getattr(failed, "reason", None) for failed in failures] == [FailureReason.WORKER_LOST] * 3
+        assert "SIGKILL" in getattr(failures[0], "message", "")
+        assert engine.num_running == 0  # what it had asked for is given up
+        (again,) = await adapter.run(request_for(adapter))  # waits for the new one
+        assert isinstance(again, Rollout), again
+        assert adapter.pids != [pid]
+        facts = worker_facts([adapter])
+        assert facts == {"env_workers": 1, "env_workers_wanted": 1, "env_worker_restarts": 1, "env_worker_problem": ""}
+
+
+async def test_worker_that_hangs_past_a_deadline_is_replaced(tokenizer: Tokenizer) -> None:
+    engine = random_engine(tokenizer)
+    async with started(toy(tokenizer, engine), engine) as adapter:
+        assert isinstance(adapter, WorkerEnv)
+        (pid,) = adapter.pids
+        for _ in range(10):  # on a busy machine the worker may not have been silent for long enough at first
+            (failed,) = await adapter.run(request_for(adapter, group_id="hang/0/0", timeout_s=3.0))
+            assert isinstance(failed, Failure)
+            if not is_alive(pid) or pid not in adapter.pids:
+                break
+        assert failed.reason is FailureReason.ENV_TIMEOUT
+        await until(lambda: not is_alive(pid), PATIENCE_S)
+        (again,) = await adapter.run(request_for(adapter))
+        assert isinstance(again, Rollout), again
+
+
+async def test_environment_that_always_kills_its_worker_ends_the_run(tokenizer: Tokenizer) -> None:
+    engine = random_engine(tokenizer)
+    async with started(toy(tokenizer, engine, max_worker_restarts=1), engine) as adapter:
+        doomed = request_for(adapter, group_id="die/0/0")
+        outcomes = [*await adapter.run(doomed), *await adapter.run(doomed)]
+        with pytest.raises(EnvWorkersLostError, match="max_worker_restarts"):
+            await adapter.run(doomed)
+    assert [getattr(failed, "reason", None) for failed in outcomes] == [FailureReason.WORKER_LOST] * 2
+
+
+async def test_failures_of_engine_and_config_reach_the_caller_with_their_reason(tokenizer: Tokenizer) -> None:
+    class Failing(ScriptedEngine):
+        async def generate(self, request: GenerateRequest) -> GenerateReply:
+            raise InvalidResponse("NaN") if "invalid" in request.request_id else EngineError("gone")
+
+    engine = Failing(tokenizer.vocab_size, min(tokenizer.eos_ids))
+    async with started(toy(tokenizer, engine), engine) as adapter:
+        (gone,) = await adapter.run(request_for(adapter))
+        (invalid,) = await adapter.run(request_for(adapter, group_id="invalid/0/0"))
+        with pytest.raises(UserError, match="'mood'"):
+            await adapter.run(request_for(adapter, group_id="misconfigured/0/0"))
+    assert gone == Failure(FailureReason.ENGINE_ERROR, "gone")
+    assert invalid == Failure(FailureReason.INVALID_RESPONSE, "NaN")
+
+
+async def test_cancelled_rollout_gives_its_generation_up(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(tokenizer.vocab_size, min(tokenizer.eos_ids), latency=lambda request, _: 3600.0)
+    async with started(toy(tokenizer, engine), engine) as adapter:
+        run = asyncio.create_task(adapter.run(request_for(adapter)))
+        await until(lambda: engine.num_running == 1, PATIENCE_S)
+        run.cancel()
+        await until(lambda: engine.num_running == 0, PATIENCE_S)
+
+
+def test_environment_that_does_not_load_is_one_line(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="'toy' refuses its args"):
+        toy(tokenizer, random_engine(tokenizer), num_workers=2, args={"refuse": True})
+
+
+def test_worker_ends_with_a_killed_orchestrator_even_while_it_is_blocked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("orphan_maker.py")
+    command = [sys.executable, str(script), str(tokenizer.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        try:
+            assert is_alive(worker)
+        finally:
+            parent.kill()
+    deadline = time.monotonic() + PATIENCE_S
+    while is_alive(worker):
+        assert time.monotonic() < deadline, "the worker outlives the process that started it"
+        time.sleep(0.02)
+
+
+def test_environments_of_an_evaluation_have_workers_too() -> None:
+    assert EvalEnvConfig(id="toy", num_workers=3).as_env.num_workers == 3
+
+
+async def test_teacher_plays_an_environment_in_workers(tokenizer: Tokenizer) -> None:
+    """`sft`: what the worker asks for is answered by the teacher, whose tokens have no version."""
+    server = EngineServer(engine=random_engine(tokenizer), vocab_size=tokenizer.vocab_size)
+    async with serving(server):
+        teacher = Teacher("big", TeacherConfig(url=server.url), tokenizer.vocab_size)
+        adapter = PlayedEnv(load_in_workers(TOY, teacher, tokenizer.folder, TOY_COMMAND), teacher)
+        async with started(adapter, server.engine):
+            (rollout,) = await adapter.run(request_for(adapter))
+    assert isinstance(rollout, Rollout), rollout
+    assert rollout.branches[0].versions == ()
+    assert server.num_generate == 1
+
+
+async def test_run_goes_on_when_a_worker_is_killed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    engine = ScriptedEngine(tokenizer.vocab_size, min(tokenizer.eos_ids), latency=lambda request, _: 0.05)
+    config = make_config(tmp_path, envs=[TOY.model_dump() | {"group_size": 4}], max_steps=3)
+    adapter = load_in_workers(config.envs[0], engine, tokenizer.folder, TOY_COMMAND)
+
+    async def kill_one() -> None:
+        await until(lambda: engine.num_running > 0, PATIENCE_S)
+        os.kill(adapter.pids[0], signal.SIGKILL)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(kill_one())
+        trainer = await run_toy(config, engine, [adapter])
+    assert sorted(trainer.batches) == [1, 2, 3]
+    result = tally(read_ledger(config.run.path / "ledger" / LEDGER_NAME))
+    assert result.balances, result.problems
+    assert result.states["failed:worker_lost"] > 0
+    assert adapter.num_restarts == 1

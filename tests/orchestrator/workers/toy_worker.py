@@ -1,0 +1,89 @@
+"""A worker's program with a toy environment: the real child, link and process, without the seconds of verifiers.
+
+Run as a script (`python toy_worker.py FD`). What a rollout does follows from its group id.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from orchestrator.config import EnvConfig
+from orchestrator.engines.protocol import Generator
+from orchestrator.envs.outcome import failure_of
+from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.workers.child import main
+from orchestrator.gateway.session import SamplingPlan, Session
+from orchestrator.rollout import Example, Failure, Rollout
+from orchestrator.tokenizer import Tokenizer
+from runtime.errors import UserError
+
+BLOCK_S = 1.0
+
+
+class ToyAdapter:
+    """One completion; `die`, `hang`, `block`, `misconfigured` in the group id do what they say."""
+
+    scores_jointly = False
+
+    def __init__(self, config: EnvConfig, generator: Generator, tokenizer: Tokenizer) -> None:
+        if "refuse" in config.args:
+            raise UserError(f"env {config.id!r} refuses its args")
+        self.name = config.label
+        self._generator = generator
+        self._tokenizer = tokenizer
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        return [Example(self.name, name, name) for name in ("first", "second")]
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        misbehave(request.group_id)
+        plan = SamplingPlan(
+            f"{request.group_id}#{request.index}", request.seed, request.temperature, request.max_tokens
+        )
+        session = Session(self._generator, self._tokenizer, plan)
+        try:
+            await session.complete([{"role": "user", "content": f"go {request.example.example_id}"}])
+        except Exception as error:
+            return [failure_of(error)]
+        branches = session.trajectory.branches()
+        return [
+            Rollout(
+                env_name=self.name,
+                example_id=request.example.example_id,
+                reward=float(branches[0].sampled.sum() % 2),
+                branches=branches,
+                temperature=request.temperature,
+                is_truncated=session.is_truncated,
+                metrics={"pid": float(os.getpid())},
+                messages=tuple(dict(message) for message in session.trajectory.messages),
+                duration_s=0.0,
+            )
+        ]
+
+
+def misbehave(group_id: str) -> None:
+    if "die" in group_id:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "hang" in group_id:
+        threading.Event().wait()
+    if "block" in group_id:
+        time.sleep(BLOCK_S)
+    if "misconfigured" in group_id:
+        raise UserError("no column 'mood'")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), ToyAdapter)
