@@ -46,7 +46,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml examples/pyproject.toml requirements/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
-	$(PIP) install -qq --constraint requirements/constraints.txt --editable '.[torch,dev]'
+	$(PIP) install -qq --constraint requirements/constraints.txt --editable '.[torch,dev,dev-deploy]'
 	$(PIP) install -qq --no-deps --editable examples
 	$(BIN)/python -m compileall -q $(CODE)
 	touch $@

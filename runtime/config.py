@@ -81,11 +81,37 @@ class HealthConfig(Config):
     """TCP port; 0 lets the system choose (the run directory's `services/*.json` says which)."""
 
 
+class WandbConfig(Config):
+    """Weights & Biases (extra `wandb`)."""
+
+    project: str = Field(min_length=1)
+    """Project; the run's name is the group in it, and every service a run."""
+    entity: str | None = None
+    """Team or user; unset: the account's default."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes below `metrics/wandb`, for `wandb sync` later."""
+    init_timeout_s: float = Field(60.0, gt=0)
+    """Seconds that the server may take to answer at start-up; then the run goes on without this sink."""
+
+
+class TrackioConfig(Config):
+    """trackio (extra `trackio`)."""
+
+    project: str = Field(min_length=1)
+    """Project; the run's name is the group in it, and every service a run."""
+    space_id: str | None = None
+    """Hugging Face Space to log to; unset: `metrics/trackio` of the run directory."""
+
+
 class MetricsConfig(Config):
     """Where metrics go besides `metrics/<service>.jsonl`, which is always written."""
 
     tensorboard: bool = True
     """Also write TensorBoard event files (needs the `torch` extra; skipped with one warning without it)."""
+    wandb: WandbConfig | None = None
+    """Also log to Weights & Biases; unset: not."""
+    trackio: TrackioConfig | None = None
+    """Also log to trackio; unset: not."""
 
 
 class ServiceConfig(Config):

@@ -106,6 +106,16 @@ class Health:
         with self._lock:
             return self._status
 
+    @property
+    def is_live(self) -> bool:
+        """False when a restart would help: nothing has moved for `stall_timeout_s`."""
+        return self.status is not Status.STALLED
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether others may send work: start-up is over, the end has not begun, and it moves."""
+        return self.status is Status.OK
+
     def report(self) -> dict[str, Fact]:
         """The body of `/health`. Facts cannot hide the fixed keys."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""`/health` and `/metrics` over HTTP, from a thread of its own.
+"""`/health`, `/live`, `/ready` and `/metrics` over HTTP, from a thread of its own.
 
 A thread and not the service's event loop: the endpoint must answer exactly when the loop, or the training step, hangs.
 """
@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from loguru import logger
@@ -21,6 +22,10 @@ from transport.exposure import is_local, reachable
 Request = socket.socket | tuple[bytes, socket.socket]
 
 _SERVING = (Status.OK, Status.STOPPING)
+_PROBES: Mapping[str, Callable[[Health], bool]] = {
+    "/live": lambda health: health.is_live,
+    "/ready": lambda health: health.is_ready,
+}
 _MAX_OPEN = 64
 """Connections at a time."""
 
@@ -105,10 +110,13 @@ def _handler(health: Health, registry: CollectorRegistry) -> type[BaseHTTPReques
                 report = health.report()
                 code = 200 if report["status"] in _SERVING else 503
                 self._reply(code, "application/json", json.dumps(report).encode())
+            elif self.path in _PROBES:
+                code = 200 if _PROBES[self.path](health) else 503
+                self._reply(code, "application/json", json.dumps({"status": health.status.value}).encode())
             elif self.path == "/metrics":
                 self._reply(200, CONTENT_TYPE_LATEST, generate_latest(registry))
             else:
-                self._reply(404, "application/json", b'{"error": {"message": "try /health or /metrics"}}')
+                self._reply(404, "application/json", b'{"error": {"message": "try /health, /live, /ready or /metrics"}}')
 
         def _reply(self, code: int, content_type: str, body: bytes) -> None:
             self.send_response(code)

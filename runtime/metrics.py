@@ -1,10 +1,10 @@
-"""Metrics of a service: JSON lines always, TensorBoard and Prometheus beside them.
+"""Metrics of a service: JSON lines always; TensorBoard, Prometheus and experiment trackers beside them.
 
 Metrics never stop a run: a sink that refuses is dropped with one warning, and JSON lines are tried again at each step.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loguru import logger
@@ -14,6 +14,7 @@ from runtime.config import MetricsConfig
 from runtime.metric_sinks import JsonlSink, MetricSink, PrometheusSink, TensorBoardSink
 from runtime.metric_tail import MetricTail, Row
 from runtime.run_dir import RunDir
+from runtime.tracker_sinks import trackio_sink, wandb_sink
 
 
 class MetricLog:
@@ -31,7 +32,15 @@ class MetricLog:
         if registry is not None:
             self._sinks["prometheus"] = PrometheusSink(service, registry)
         if config.tensorboard:
-            self._add_tensorboard(run_dir.metrics / "tensorboard" / service)
+            self._add("tensorboard", "torch", lambda: TensorBoardSink(run_dir.metrics / "tensorboard" / service))
+        run_name = run_dir.path.name
+        if config.wandb is not None:
+            wandb = config.wandb
+            self._add("wandb", "wandb", lambda: wandb_sink(wandb, service, run_name, run_dir.metrics))
+        if config.trackio is not None:
+            trackio = config.trackio
+            folder = run_dir.metrics / "trackio"
+            self._add("trackio", "trackio", lambda: trackio_sink(trackio, service, run_name, folder))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record `values` of `step`. Non-finite numbers become null. Never raises for a full or missing disk."""
@@ -51,13 +60,14 @@ class MetricLog:
             except OSError as error:  # buffered bytes that a full disk refused
                 self._warn(name, f"{name} metrics are incomplete ({error})")
 
-    def _add_tensorboard(self, folder: Path) -> None:
+    def _add(self, name: str, extra: str, make: Callable[[], MetricSink]) -> None:
+        """A sink that cannot be made is done without: one warning."""
         try:
-            self._sinks["tensorboard"] = TensorBoardSink(folder)
+            self._sinks[name] = make()
         except ImportError:
-            self._warn("tensorboard", "TensorBoard is not installed (extra `torch`); set --no-metrics.tensorboard")
+            self._warn(name, f"{name} is not installed (extra `{extra}`): no such metrics; unset metrics.{name}")
         except OSError as error:
-            self._warn("tensorboard", f"no TensorBoard files: {error}")
+            self._warn(name, f"no {name} metrics: {error}")
 
     def _warn(self, name: str, message: str) -> None:
         if name not in self._warned:

@@ -1,4 +1,4 @@
-"""`/health`, `/metrics` and `/v1/models`."""
+"""`/health`, `/live`, `/ready`, `/metrics` and `/v1/models`."""
 
 import time
 
@@ -21,6 +21,19 @@ async def health(request: web.Request) -> web.Response:
         "waiting_for": _waiting_for(state),
     }
     return json_response(report | _engine_facts(state), 200 if report["status"] == "ok" else 503)
+
+
+async def live(request: web.Request) -> web.Response:
+    """503 when a restart would help: the engine is dead, or has stood still for `stall_timeout_s`."""
+    state = request.app[STATE]
+    is_live = state.health.is_live and (state.loaded is None or state.engine.failure is None)
+    return json_response({"status": _status(state)}, 200 if is_live else 503)
+
+
+async def ready(request: web.Request) -> web.Response:
+    """200 when requests are served, 503 otherwise."""
+    state = request.app[STATE]
+    return json_response({"status": _status(state)}, 200 if _status(state) == "ok" else 503)
 
 
 async def metrics(request: web.Request) -> web.Response:

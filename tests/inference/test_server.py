@@ -69,6 +69,10 @@ async def test_unknown_route_and_oversized_body_are_json_errors(client: TestClie
     assert (await error_of(await client.post(GENERATE_PATH, data=io.BytesIO(b"x" * (17 * 2**20)))))[0] == 413
 
 
+async def test_probes_of_a_serving_engine_succeed(client: TestClient) -> None:
+    assert ((await client.get("/live")).status, (await client.get("/ready")).status) == (200, 200)
+
+
 async def test_health_says_what_is_served(client: TestClient, model: PreTrainedModel, model_dir: Path) -> None:
     response = await client.get("/health")
     assert response.status == 200
@@ -94,6 +98,7 @@ async def test_loading_server_answers_503(model_dir: Path) -> None:
     async with running_client(None, model_dir) as client:
         health = await client.get("/health")
         assert (health.status, (await health.json())["status"]) == (503, "loading")
+        assert ((await client.get("/live")).status, (await client.get("/ready")).status) == (200, 503)
         assert (await error_of(await client.post(GENERATE_PATH, data=body())))[:2] == (503, "unavailable")
         assert (await client.get(WEIGHTS_PATH, headers=ADMIN)).status == 503
 
@@ -102,6 +107,7 @@ async def test_dead_engine_shows_in_health(client: TestClient, engine: TorchEngi
     engine.died(RuntimeError("boom"))
     health = await client.get("/health")
     assert (health.status, (await health.json())["status"]) == (503, "dead")
+    assert ((await client.get("/live")).status, (await client.get("/ready")).status) == (503, 503)
     status, _, message = await error_of(await client.post(GENERATE_PATH, data=body()))
     assert status == 503
     assert "boom" in message

@@ -183,3 +183,18 @@ def test_silent_client_does_not_block_others(health: Health, server: HealthServe
     health.ready()
     with socket.create_connection(("127.0.0.1", server.port)):
         assert get(server.url)[0] == 200
+
+
+def test_probes_tell_live_from_ready(health: Health, clock: Clock, server: HealthServer) -> None:
+    base = server.url.removesuffix("/health")
+
+    def probes() -> tuple[int, int]:
+        return get(f"{base}/live")[0], get(f"{base}/ready")[0]
+
+    assert probes() == (200, 503), "a service that loads must not be restarted, and gets no work"
+    health.ready()
+    assert probes() == (200, 200)
+    clock.now += 11
+    assert probes() == (503, 503), "a service that stands still is to be restarted"
+    health.stopping()
+    assert probes() == (200, 503), "a service that ends is left alone, and gets no work"

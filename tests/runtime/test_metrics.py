@@ -134,7 +134,8 @@ def test_missing_tensorboard_costs_one_warning(
     with pytest.raises(ImportError):
         TensorBoardSink(run_dir.metrics)
     MetricLog("trainer", run_dir, MetricsConfig()).log(1, {"loss": 1.0})
-    assert warnings_seen == ["TensorBoard is not installed (extra `torch`); set --no-metrics.tensorboard"]
+    (warning,) = warnings_seen
+    assert warning.startswith("tensorboard is not installed (extra `torch`)")
 
 
 def test_a_line_that_a_full_disk_cut_spoils_no_later_one(run_dir: RunDir) -> None:
