@@ -117,7 +117,7 @@ def _handler(health: Health, registry: CollectorRegistry) -> type[BaseHTTPReques
                 self._reply(200, CONTENT_TYPE_LATEST, generate_latest(registry))
             else:
                 self._reply(
-                    404, "application/json", b'{"error": {"message": "try /health, /live, /ready or /metrics"}}'
+                    404, "application/json", b'{"error": {"message": "try /health, /live, /ready, /metrics"}}'
                 )
 
         def _reply(self, code: int, content_type: str, body: bytes) -> None:
