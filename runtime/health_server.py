@@ -116,9 +116,7 @@ def _handler(health: Health, registry: CollectorRegistry) -> type[BaseHTTPReques
             elif self.path == "/metrics":
                 self._reply(200, CONTENT_TYPE_LATEST, generate_latest(registry))
             else:
-                self._reply(
-                    404, "application/json", b'{"error": {"message": "try /health, /live, /ready, /metrics"}}'
-                )
+                self._reply(404, "application/json", b'{"error": {"message": "try /health, /live, /ready, /metrics"}}')
 
         def _reply(self, code: int, content_type: str, body: bytes) -> None:
             self.send_response(code)
