@@ -82,7 +82,8 @@ class EnvConfig(Config):
     """Seconds that one rollout may take, scoring included."""
     failure_policy: Literal["partial", "retry", "drop_group"] = "partial"
     """What a failed rollout costs. `partial`: itself, the others of its group are trained; `retry`: it is run again
-    with another seed, at most `max_tries` times in all, then as `partial`; `drop_group`: its whole group.
+    with another seed, at most `max_tries` times in all, then as `partial`; `drop_group`: its whole group, of which
+    what still runs is cancelled at once.
     A group that is scored jointly is always lost as a whole, and run again as a whole."""
     max_tries: int = Field(3, ge=2)
     """Times that a rollout is run under `failure_policy = "retry"`, the first included."""
@@ -107,6 +108,11 @@ class EnvConfig(Config):
     def label(self) -> str:
         """The name used everywhere."""
         return self.name or self.id.rsplit("/", 1)[-1]
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether one failure costs the group."""
+        return self.failure_policy == "drop_group"
 
     @property
     def num_tries(self) -> int:

@@ -40,7 +40,7 @@ def _check_group_size(env: "EnvConfig") -> None:
         raise ValueError(
             f"envs: min_group_size ({env.min_group_size}) of {env.label!r} is above its group_size ({env.group_size})"
         )
-    if env.failure_policy == "drop_group":
+    if env.drops_groups:
         raise ValueError(
             f"envs: {env.label!r} has failure_policy = 'drop_group', which leaves min_group_size no meaning: remove it"
         )

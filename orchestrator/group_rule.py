@@ -25,7 +25,7 @@ def group_rule(config: OrchestratorConfig, env: EnvConfig) -> GroupRule:
         advantage=make_advantage(config.advantage_of(env)),
         weights=token_weights(config.algorithm_of(env)),
         min_survivors=config.min_survivors_of(env),
-        drops_partial=env.failure_policy == "drop_group",
+        drops_partial=env.drops_groups,
     )
 
 

@@ -2,7 +2,8 @@
 
 Invariant: at most `max_in_flight` rollouts run, each in a task of the scheduler's own task group; cancelling `run`
 cancels them all and leaves no orphan. While no engine is in service nothing is dispatched, and a rollout that an outage
-has spoilt is run again: it is nobody's failure.
+has spoilt is run again: it is nobody's failure. Under `failure_policy = "drop_group"` the first failure of a group
+cancels its other rollouts: they are accounted for at once, and their slots are free when they have ended.
 """
 
 import asyncio
@@ -66,6 +67,8 @@ class Scheduler:
         self._health = health
         self._availability = availability
         self._changed = asyncio.Event()
+        self._members: dict[GroupKey, dict[int, asyncio.Task[None]]] = {}
+        """Running rollouts by index, of groups that a failure drops."""
         self.in_flight = 0
         """Rollouts that run."""
         self.waited_for_policy_s = 0.0
@@ -135,7 +138,14 @@ class Scheduler:
                 max_tokens=env.config.sampling.max_tokens,
                 timeout_s=env.config.rollout_timeout_s,
             )
-            tasks.create_task(self._run(ticket, env, request))
+            task = tasks.create_task(self._run(ticket, env, request))
+            task.add_done_callback(lambda _: self._free(size if jointly else 1))
+            if env.config.drops_groups:
+                self._members.setdefault(key, {})[index] = task
+
+    def _free(self, num_rollouts: int) -> None:
+        self.in_flight -= num_rollouts
+        self.notify()
 
     async def _run(self, ticket: Ticket, env: EnvSlot, request: RolloutRequest) -> None:
         """One rollout, or a joint group, through all its tries; it keeps its slots between them."""
@@ -148,10 +158,27 @@ class Scheduler:
                 self._collector.retry(ticket, request.index + offset, failure)
             again = dataclasses.replace(request, seed=retry_seed(request.seed, num_tries))
             results = await self._try(ticket, env.adapter, again)
-        self.in_flight -= len(results)
+        if env.config.drops_groups and not self._leave(ticket.key, request.index):
+            return  # cancelled, accounted for, and came back all the same
         for offset, result in enumerate(results):
             self._collector.record(ticket, request.index + offset, result)
-        self.notify()
+        if env.config.drops_groups and any(isinstance(result, Failure) for result in results):
+            self._cancel_rest(ticket)
+
+    def _leave(self, key: GroupKey, index: int) -> bool:
+        """The rollout has come back; false if it was not awaited any more."""
+        members = self._members.get(key, {})
+        was_awaited = members.pop(index, None) is not None
+        if not members:
+            self._members.pop(key, None)
+        return was_awaited
+
+    def _cancel_rest(self, ticket: Ticket) -> None:
+        """A rollout of the group failed: what still runs of it is of no use."""
+        cancelled = Failure(FailureReason.CANCELLED, "another rollout of its group failed")
+        for index, task in self._members.pop(ticket.key, {}).items():
+            task.cancel()
+            self._collector.record(ticket, index, cancelled)
 
     async def _try(self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest) -> list[Rollout | Failure]:
         num_results = ticket.size if ticket.scores_jointly else 1

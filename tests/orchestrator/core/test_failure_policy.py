@@ -1,8 +1,9 @@
 """What a failed rollout costs under each policy, in whole runs: real scheduler, ledger, outbox and wire."""
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import Tally, tally
-from orchestrator.rollout import Failure, FailureReason
+from orchestrator.rollout import Failure, FailureReason, Rollout
+from orchestrator.seeds import rollout_seed
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, make_engine, run_toy
@@ -92,7 +94,49 @@ async def test_a_dropped_group_is_replaced_by_the_next(tmp_path: Path) -> None:
     assert all(len(batch) >= 8 for batch in trainer.batches.values()), "batches are filled up"
     result = ledger_of(tmp_path)
     assert result.balances, result.problems
-    assert result.states["filtered:partial_group"] > 0
+    assert result.states["failed:env_error"] > 0
+    assert result.states["filtered:partial_group"] + result.states["cancelled"] > 0
+
+
+class HangingSiblings(ToyEnv):
+    """Where the first rollout of a group fails, the others never come back by themselves."""
+
+    num_hanging = num_cancelled = most_hanging = 0
+
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        first = rollout_seed(0, "toy", request.example.example_id, int(request.group_id.split("/")[-1]), 0)
+        if first % 3 or request.index == 0:
+            return await super().run(request)
+        self.requests.append(request)
+        self.num_hanging += 1
+        self.most_hanging = max(self.most_hanging, self.num_hanging)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_hanging -= 1
+        return []
+
+
+async def test_a_failure_cancels_the_rest_of_a_dropped_group_at_once(tmp_path: Path, log_lines: list[str]) -> None:
+    config = policy_config(tmp_path, failure_policy="drop_group")
+    engine = make_engine()
+    env = HangingSiblings(engine, fault=lambda request: fail_third(request) if request.index == 0 else None)
+    trainer = await run_toy(config, engine, [env])
+    assert sizes_of(trainer) == {4}
+    assert sorted(trainer.batches) == [1, 2, 3, 4], "slots of cancelled rollouts are free again"
+    assert env.num_cancelled > 0
+    assert env.num_hanging == 0
+    result = ledger_of(tmp_path)
+    assert result.balances, result.problems
+    assert result.num_dispatched >= len(env.requests), "one that was cancelled before it began was dispatched, too"
+    assert result.states["cancelled"] >= env.num_cancelled
+    assert result.states["failed:env_error"] > 0
+    assert len([line for line in log_lines if "failed: env_error" in line]) == result.states["failed:env_error"]
+    assert not [line for line in log_lines if "failed: cancelled" in line and not line.startswith("DEBUG")]
+    assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
 
 
 async def test_a_rest_that_is_too_small_is_not_trained(tmp_path: Path) -> None:

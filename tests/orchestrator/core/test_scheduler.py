@@ -105,8 +105,15 @@ def log_lines() -> Iterator[list[str]]:
 async def test_no_more_rollouts_run_than_allowed(tmp_path: Path) -> None:
     env = GatedEnv(ScriptedEngine(16, 0))
     bench = Bench(tmp_path, env, max_in_flight=10)
-    await bench.run_until(lambda: env.num_running == 8 and "free rollout slot" in bench.health.waits)
-    assert bench.scheduler.in_flight == 8, "10 slots hold two groups of 4"
+    seen: list[int] = []
+
+    def is_full() -> bool:
+        seen.append(bench.scheduler.in_flight)
+        return env.num_running == 8 and "free rollout slot" in bench.health.waits
+
+    await bench.run_until(is_full)
+    assert seen[-1] == max(seen) == 8, "10 slots hold two groups of 4"
+    assert bench.scheduler.in_flight == 0, "a cancelled rollout gives its slot back"
 
 
 async def test_cancelling_the_scheduler_cancels_every_rollout(tmp_path: Path) -> None:
@@ -138,8 +145,7 @@ async def test_a_new_version_lets_waiting_groups_through(tmp_path: Path) -> None
 async def test_a_joint_group_is_one_request_and_all_its_slots(tmp_path: Path) -> None:
     env = GatedEnv(ScriptedEngine(16, 0), scores_jointly=True)
     bench = Bench(tmp_path, env, max_in_flight=8)
-    await bench.run_until(lambda: env.num_running == 2)
-    assert bench.scheduler.in_flight == 8
+    await bench.run_until(lambda: env.num_running == 2 and bench.scheduler.in_flight == 8)
 
 
 async def test_each_failure_is_logged_once_and_the_group_only_counts(tmp_path: Path, log_lines: list[str]) -> None:
