@@ -1,6 +1,6 @@
 """`Checkpoints`: durable training state, and the way back to it.
 
-    step-00000010/   __<rank>_<n>.distcp, .metadata   model, optimizer, random state (torch DCP)
+    step-00000010/   __<rank>_<n>.distcp, .metadata   model, optimizer, critic, random state (torch DCP)
                      progress.json                     `Progress`
                      hf/                               config and tokenizer of the model, for the export
                      adapter.json                      `Adapter`, if the run trains one: then the model is only that
@@ -36,6 +36,7 @@ from trainer.checkpoint_manifest import (
 from trainer.checkpoint_search import NEWEST_NAME, find_newest
 from trainer.checkpoint_state import load_tensors, save_tensors
 from trainer.config import CheckpointConfig
+from trainer.critic.learner import CriticLearner
 from trainer.distributed import Ranks
 from trainer.hf_folder import copy_model_files
 from trainer.progress import Progress
@@ -71,12 +72,18 @@ class Checkpoints:
         """Whether to save after `step`: at the interval, and after a save that failed."""
         return step % self._config.interval_steps == 0 or self._num_failures > 0
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> bool:
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        critic: CriticLearner | None = None,
+    ) -> bool:
         """Whether the checkpoint is durable. `StorageError` after `max_failures` failed saves in a row."""
         if progress.step == self._failed_step:
             time.sleep(RETRY_PAUSE_S * 2 ** (self._num_failures - 1))
         try:
-            self._save(model, optimizer, progress)
+            self._save(model, optimizer, progress, critic)
         except StorageError as error:
             self._give_back(self.folder(progress.step))
             self._num_failures, self._failed_step = self._num_failures + 1, progress.step
@@ -91,10 +98,12 @@ class Checkpoints:
         self._num_failures, self._failed_step = 0, None
         return True
 
-    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    def resume(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, critic: CriticLearner | None = None
+    ) -> Progress:
         """Load the newest valid checkpoint in place; fresh progress if the run never completed one.
 
-        Raises `UserError` if there are checkpoints and none may be used.
+        Raises `UserError` if there are checkpoints and none may be used, or it has no critic and there should be one.
         """
         manifest = find_newest(self._root, self._origin.run_id, self._config.resume, self._ranks)
         if manifest is None:
@@ -103,17 +112,19 @@ class Checkpoints:
             logger.warning(f"checkpoint {manifest.step} was written with another config of model, loss or optimizer")
         folder = checkpoint_dir(self._root, manifest.step)
         check_same_adapter(folder, read_adapter(folder), self._origin.adapter)
-        load_tensors(folder, model, optimizer, self._ranks)
+        load_tensors(folder, model, optimizer, self._ranks, critic)
         return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=Progress)
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of `step` is."""
         return checkpoint_dir(self._root, step)
 
-    def _save(self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    def _save(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, critic: CriticLearner | None
+    ) -> None:
         folder = self.folder(progress.step)
         self._ranks.together(lambda: self._prepare(folder, progress))
-        save_tensors(folder, model, optimizer, self._ranks)
+        save_tensors(folder, model, optimizer, self._ranks, critic)
         parts = self._ranks.together(lambda: self._describe_share(folder))
         files = [entry for part in parts for entry in msgspec.json.decode(part, type=list[FileEntry])]
         self._ranks.together(lambda: self._complete(folder, progress.step, files))

@@ -1,7 +1,8 @@
 """What a checkpoint holds, as one flat dict of tensors that are saved from, and loaded into, the live objects.
 
-Keys: `model.<weight>`, `optimizer.<parameter>.<state>`, `rng.<rank>.<device>`. torch's DCP shards the first two as the
-ranks of the saving run do, and reads them back for any other number of ranks.
+Keys: `model.<weight>`, `optimizer.<parameter>.<state>`, the same two for a critic (`critic.`, `critic_optimizer.`), and
+`rng.<rank>.<device>`. torch's DCP shards all but the last as the ranks of the saving run do, and reads them back for
+any other number of ranks.
 """
 
 import warnings
@@ -15,31 +16,47 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from runtime.errors import StorageError
+from runtime.errors import StorageError, UserError
+from trainer.critic.learner import CriticLearner
 from trainer.distributed import Ranks
 from trainer.local_ranges import named_weights
 from trainer.optimizer import named_moments
 from trainer.tensor_index import IndexReader, IndexWriter
 
 MODEL_PREFIX = "model."
+CRITIC_PREFIX = "critic."
 
 
-def save_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+def save_tensors(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    critic: CriticLearner | None = None,
+) -> None:
     """Write all tensors, synced to the disk. Collective; on any failure a `StorageError` on every rank."""
-    state = _live_tensors(model, optimizer) | _random_states(ranks)
+    state = _live_tensors(model, optimizer, critic) | _random_states(ranks)
     writer = IndexWriter(folder)
     with _dcp(ranks.is_distributed):
         state_dict_saver.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
 
 
-def load_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+def load_tensors(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    critic: CriticLearner | None = None,
+) -> None:
     """Load in place what `save_tensors` wrote, with any number of ranks. A rank that is new keeps its random state."""
     reader = IndexReader(folder)
     saved = reader.read_metadata().state_dict_metadata
+    if critic is not None and not any(key.startswith(CRITIC_PREFIX) for key in saved):
+        raise UserError(f"{folder} was written without a critic, and the config has one: start another run")
     random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
     with _dcp(ranks.is_distributed):
         state_dict_loader.load(
-            _live_tensors(model, optimizer) | random_states,
+            _live_tensors(model, optimizer, critic) | random_states,
             storage_reader=reader,
             no_dist=not ranks.is_distributed,
         )
@@ -73,9 +90,18 @@ def _dcp(is_distributed: bool) -> Iterator[None]:
             raise StorageError(causes) from error
 
 
-def _live_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    weights = {f"{MODEL_PREFIX}{name}": tensor for name, tensor in named_weights(model).items()}
-    return weights | {f"optimizer.{name}": tensor for name, tensor in named_moments(model, optimizer).items()}
+def _live_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, critic: CriticLearner | None
+) -> dict[str, Tensor]:
+    tensors = _prefixed(MODEL_PREFIX, named_weights(model)) | _prefixed("optimizer.", named_moments(model, optimizer))
+    if critic is not None:
+        tensors |= _prefixed(CRITIC_PREFIX, named_weights(critic.critic))
+        tensors |= _prefixed("critic_optimizer.", named_moments(critic.critic, critic.optimizer))
+    return tensors
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _random_states(ranks: Ranks) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
+from trainer.critic.config import CriticConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
 
 
@@ -177,6 +178,8 @@ class TrainerConfig(ServiceConfig):
     """What counts alike in the mean that is minimised: every trained token, sample, trajectory or group."""
     loss: LossConfig = DppoLossConfig()
     """The `rl` loss."""
+    critic: CriticConfig | None = None
+    """Make the advantages with a critic (PPO); off unless the table is there (it may be empty)."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer."""
     schedule: ScheduleConfig = ScheduleConfig()

@@ -30,14 +30,19 @@ class Denominators:
     @classmethod
     def of(cls, members: Tensor, device: torch.device) -> "Denominators":
         """From `count_members` of all ranks added up, on the host."""
-        num_units = torch.count_nonzero(members, dim=1)[:, None]
-        shares = torch.where(members > 0, 1.0 / (members * num_units), 0.0)
-        present = frozenset(name for name, count in zip(COMPONENTS, num_units.flatten().tolist(), strict=True) if count)
-        return cls(shares.float().to(device), present)
+        has_members = members.any(dim=1).tolist()
+        present = frozenset(name for name, any_token in zip(COMPONENTS, has_members, strict=True) if any_token)
+        return cls(unit_shares(members).float().to(device), present)
 
     def average(self, component: str, losses: Tensor, weights: Tensor, units: Tensor) -> Tensor:
         """This micro batch's summand of the mean of `component`, from its losses, weights and units by token."""
         return (losses * weights * self.shares[COMPONENTS.index(component)][units]).sum()
+
+
+def unit_shares(members: Tensor) -> Tensor:
+    """Share of one member token of each unit in the mean over units, from the members of each: [..., units] both."""
+    num_units = torch.count_nonzero(members, dim=-1).unsqueeze(-1)
+    return torch.where(members > 0, 1.0 / (members * num_units), 0.0)
 
 
 def count_members(micro_batches: Sequence[MicroBatch], num_units: int) -> Tensor:

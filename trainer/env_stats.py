@@ -57,6 +57,12 @@ class EnvTotals:
         extremes = torch.maximum(self.extremes, other.extremes)
         return EnvTotals(self.metric_names, self.env_names, self.sums + other.sums, extremes)
 
+    def beside(self, other: "EnvTotals") -> "EnvTotals":
+        """The metrics of both, which are different ones of the same envs."""
+        assert self.env_names == other.env_names, "totals of different envs"
+        sums, extremes = torch.cat((self.sums, other.sums)), torch.cat((self.extremes, other.extremes))
+        return EnvTotals(self.metric_names + other.metric_names, self.env_names, sums, extremes)
+
     def metrics(self) -> dict[str, float]:
         """`{metric}/{all|env}/{mean|std|min|max}`; what nothing was counted for is left out."""
         result: dict[str, float] = {}

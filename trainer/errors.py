@@ -3,6 +3,7 @@
     TrainerError
     ├── PlanError               a batch that cannot be trained: no sample, no trained token, images for a model of text
     ├── BatchMismatch           fetched samples that are not the ones the plan was made from
+    │   └── CriticMismatch      (also a UserError) a batch that was not made for a trainer with a critic
     ├── StopWaiting             a stop request ended a wait (never leaves the link that waits)
     ├── RankMismatch            ranks that must hold the same thing do not
     ├── CheckpointInvalid       a checkpoint that must not be loaded: partial, corrupt, or of another run
@@ -11,7 +12,7 @@
     ├── ModelUnusable           (also a UserError) the model folder cannot be loaded or cannot be trained packed
     └── AttentionUnavailable    (also a UserError) the attention kernel asked for does not work here
 
-The last three are the user's to mend: one line, exit code 2.
+A UserError is the user's to mend: one line, exit code 2.
 """
 
 from collections.abc import Sequence
@@ -30,6 +31,10 @@ class PlanError(TrainerError):
 
 class BatchMismatch(TrainerError):
     """Samples that contradict their manifest."""
+
+
+class CriticMismatch(BatchMismatch, UserError):
+    """A batch whose advantages are not the critic's to make: the settings of the two services contradict."""
 
 
 class StopWaiting(TrainerError):

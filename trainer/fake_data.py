@@ -23,12 +23,23 @@ PROMPT_SHARE = 0.5
 class FakeSource(Unattended):
     """An endless supply of batches of `config.batch_size` samples of at most `seq_len` tokens."""
 
-    def __init__(self, config: FakeDataConfig, run_id: str, *, seq_len: int, vocab_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: FakeDataConfig,
+        run_id: str,
+        *,
+        seq_len: int,
+        vocab_size: int,
+        seed: int,
+        advantage_is_reward: bool = False,
+    ) -> None:
         self._config = config
         self._run_id = run_id
         self._seq_len = seq_len
         self._vocab_size = vocab_size
         self._seed = seed
+        self._advantage_is_reward = advantage_is_reward
+        """As for a trainer with a critic."""
 
     def manifest(self, step: int) -> BatchManifest | NoBatch:
         """Batch `step`; there is always one."""
@@ -48,6 +59,7 @@ class FakeSource(Unattended):
         group, member = divmod(row, self._config.group_size)
         is_trained = np.arange(length) >= max(1, int(length * PROMPT_SHARE))
         logprobs = np.where(is_trained, -np.log(self._vocab_size) + rng.normal(0, 0.1, length), 0.0).clip(max=0.0)
+        advantage, reward = float(rng.normal()), float(rng.random())
         return TrainingSample(
             run_id=self._run_id,
             env_name=ENV_NAME,
@@ -57,9 +69,9 @@ class FakeSource(Unattended):
             token_ids=EncodedTensor.of(rng.integers(0, self._vocab_size, length).astype(np.int32)),
             loss_mask=EncodedTensor.of(is_trained),
             logprobs=EncodedTensor.of(logprobs.astype(np.float32)),
-            advantages=float(rng.normal()),
+            advantages=reward if self._advantage_is_reward else advantage,
             temperature=1.0,
-            reward=float(rng.random()),
+            reward=reward,
             versions=(),
         )
 

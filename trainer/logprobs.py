@@ -14,10 +14,14 @@ CHUNK_TOKENS = 256
 
 
 class TokenScores(NamedTuple):
-    """float32[L] each. A tuple, because FSDP looks for the tensors of a module's output inside it."""
+    """Of L tokens. A tuple, because FSDP looks for the tensors of a module's output inside it."""
 
     logprobs: Tensor
+    """float32[L]."""
     entropies: Tensor
+    """float32[L]."""
+    states: Tensor | None = None
+    """[L, H]: the hidden states that predict the tokens, with gradient; for a value head on the same trunk."""
 
 
 def token_scores(

@@ -6,6 +6,8 @@ Every rank runs it in lock-step. The order is the promise: a version can be load
 the step is trained, and a checkpoint is durable before the orchestrator may forget the batch.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +16,9 @@ from loguru import logger
 from trainer.batch_source import Batch
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
+from trainer.critic.assessment import Assessment, assess
+from trainer.critic.learner import CriticLearner
+from trainer.critic.step import CriticStep
 from trainer.distributed import Ranks
 from trainer.images.intake import Intake, take_in
 from trainer.inbox import Inbox
@@ -49,6 +54,7 @@ class Training:
     non_finite: NonFiniteGuard
     telemetry: Telemetry
     token_export: TokenExport | None = None
+    critic: CriticLearner | None = None
 
 
 def train(run: Training, progress: Progress) -> Progress:
@@ -76,8 +82,12 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
     """The optimizer steps of one batch: one per mini-batch and epoch."""
     with run.telemetry.timed("fetch"):
         intake = take_in_batch(run, batch, plan)
-    rate = learning_rate(batch.step, run.config.optimizer.lr, run.config.schedule, run.config.max_steps)
-    set_learning_rate(run.optimizer, rate)
+    set_rates(run, batch.step)
+    assessment = None
+    if run.critic is not None:
+        with run.telemetry.timed("values"):
+            assessment = assess_batch(run, run.critic, batch, plan, intake)
+        intake = replace(intake, samples=assessment.with_advantages(intake.samples, plan.seq_len))
     max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
     settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units)
     recorder = run.token_export.recorder(plan, intake.samples) if run.token_export else None
@@ -85,7 +95,10 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
         reports = []
         for index in plan.visits:
             micro_batches = pack_own(run, plan, index, intake)
-            report = train_mini_batch(run.policy, run.optimizer, micro_batches, run.loss, settings, watch=recorder)
+            critic = critic_step(run, assessment, micro_batches, settings)
+            report = train_mini_batch(
+                run.policy, run.optimizer, micro_batches, run.loss, settings, watch=recorder, critic=critic
+            )
             reports.append(with_refused(report, plan.mini_batches[index].counts.num_samples))
     if run.token_export and recorder:
         with run.telemetry.timed("token_export"):
@@ -120,6 +133,31 @@ def with_refused(report: StepReport, num_planned: int) -> StepReport:
     return replace(report, metrics=report.metrics | {"samples_refused/global": num_refused}) if num_refused else report
 
 
+def set_rates(run: Training, step: int) -> None:
+    """The learning rates of batch `step`."""
+    config = run.config
+    set_learning_rate(run.optimizer, learning_rate(step, config.optimizer.lr, config.schedule, config.max_steps))
+    if run.critic is not None:
+        rate = learning_rate(step, run.critic.config.lr, config.schedule, config.max_steps)
+        set_learning_rate(run.critic.optimizer, rate)
+
+
+def assess_batch(run: Training, critic: CriticLearner, batch: Batch, plan: StepPlan, intake: Intake) -> Assessment:
+    """Values and advantages of the whole batch, before its first optimizer step."""
+    indices = range(len(plan.mini_batches))
+    micro_batches = itertools.chain.from_iterable(pack_own(run, plan, index, intake) for index in indices)
+    return assess(critic, run.policy, batch.manifest, micro_batches, intake.samples)
+
+
+def critic_step(
+    run: Training, assessment: Assessment | None, micro_batches: Sequence[MicroBatch], settings: StepSettings
+) -> CriticStep | None:
+    """The critic's half of an optimizer step, if there is a critic."""
+    if run.critic is None or assessment is None:
+        return None
+    return CriticStep(run.critic, assessment, micro_batches, settings.env_names, settings.num_units)
+
+
 def publish(run: Training, version: int) -> None:
     """Let engines load what the policy is now, and tell the orchestrator."""
     with run.telemetry.timed("publish"):
@@ -129,7 +167,7 @@ def publish(run: Training, version: int) -> None:
 def save(run: Training, progress: Progress) -> bool:
     """Whether a durable checkpoint of `progress` was made and the orchestrator knows."""
     with run.telemetry.timed("checkpoint"):
-        if not run.checkpoints.save(run.policy.causal_lm, run.optimizer, progress):
+        if not run.checkpoints.save(run.policy.causal_lm, run.optimizer, progress, run.critic):
             return False
         run.inbox.commit(progress.step)
     if run.ranks.is_first:

@@ -59,30 +59,30 @@ class Policy(nn.Module):
         tokens = batch.loss_tokens
         head = self.causal_lm.get_output_embeddings().weight
         # What predicts a token stands one place before it; position 0 of a segment is never trained.
-        hidden = self._hidden(batch)[tokens.index - 1].to(head.dtype)
-        return token_scores(hidden, head, tokens.labels, tokens.temperatures)
+        hidden = trunk_states(self, self.causal_lm.base_model, batch, self.compute_dtype, self.images)
+        states = hidden[tokens.index - 1].to(head.dtype)
+        return token_scores(states, head, tokens.labels, tokens.temperatures)._replace(states=states)
 
-    def _hidden(self, batch: MicroBatch) -> Tensor:
-        # FSDP casts parameters itself; a plain process has autocast do it.
-        mixed = self.compute_dtype != torch.float32 and not isinstance(self, FSDPModule)
-        with torch.autocast(batch.token_ids.device.type, self.compute_dtype, enabled=mixed):
-            if batch.images is not None and self.images is not None:
-                return hidden_with_images(
-                    self.causal_lm.base_model,
-                    self.images.family,
-                    batch.token_ids,
-                    batch.position_ids,
-                    batch.images,
-                    batch.segment_info(),
-                )[0]
-            output = self.causal_lm.base_model(
-                input_ids=batch.token_ids[None],
-                position_ids=batch.position_ids[None],
-                use_cache=False,
-                segments=batch.segment_info(),
-            )
-        hidden: Tensor = output.last_hidden_state[0]
-        return hidden
+
+def trunk_states(
+    root: nn.Module, trunk: nn.Module, batch: MicroBatch, dtype: torch.dtype, images: ImageModel | None
+) -> Tensor:
+    """[T, H]: the last hidden states of a packed row. `root` is the module whose forward pass this is."""
+    # FSDP casts parameters itself; a plain process has autocast do it.
+    mixed = dtype != torch.float32 and not isinstance(root, FSDPModule)
+    with torch.autocast(batch.token_ids.device.type, dtype, enabled=mixed):
+        if batch.images is not None and images is not None:
+            return hidden_with_images(
+                trunk, images.family, batch.token_ids, batch.position_ids, batch.images, batch.segment_info()
+            )[0]
+        output = trunk(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.position_ids[None],
+            use_cache=False,
+            segments=batch.segment_info(),
+        )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
 
 
 def load_policy(config: ModelConfig, device: torch.device) -> Policy:

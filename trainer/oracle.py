@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from trainer.errors import ModelUnusable
+from trainer.fsdp import reshard
 from trainer.images.probes import check_positions, image_fields
 from trainer.images.spec import ImageSpec
 from trainer.logprobs import TokenScores
@@ -49,9 +49,7 @@ def verify_packing(policy: Policy, device: torch.device) -> None:
     error = float((packed - forward_per_segment(policy, samples, _MAX_TOKENS, device).logprobs).abs().max())
     # A forward without a backward leaves FSDP modules whole; an optimizer made now would hold parameters that are
     # thrown away at the next reshard, and train nothing.
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    reshard(policy)
     if not error <= _TOLERANCE[policy.compute_dtype]:
         raise ModelUnusable(
             f"{type(policy.causal_lm).__name__} cannot be trained packed: samples that share a row change each other's "

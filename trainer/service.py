@@ -25,6 +25,7 @@ from runtime.watchdog import Watchdog
 from trainer.batch_source import BatchSource
 from trainer.checkpoint import Checkpoints, Origin
 from trainer.config import TrainerConfig
+from trainer.critic.learner import make_critic
 from trainer.distributed import Ranks, join
 from trainer.fake_data import FakeSource
 from trainer.finished_run import FinishedRun
@@ -112,11 +113,12 @@ class TrainerProcess:
                 sharing = validate_multimodal_pack(policy.images, pack_multimodal=config.pack_multimodal)
                 shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
                 verify_packing(policy, ranks.device)
+                critic = make_critic(config, policy, ranks)
             origin = Origin(config.run.name, config_digest(config), config.model.path, policy.adapter)
             checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
             optimizer = make_optimizer(policy.causal_lm, config.optimizer)
             with self.health.waiting("the checkpoint to load"):
-                progress = checkpoints.resume(policy.causal_lm, optimizer)
+                progress = checkpoints.resume(policy.causal_lm, optimizer, critic)
         self._say_start(ranks, progress, policy.causal_lm)
         source = self._connect(ranks, progress, shutdown, policy)
         return Training(
@@ -132,6 +134,7 @@ class TrainerProcess:
             non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks),
             telemetry=Telemetry(self.health, self._metrics),
             token_export=self._token_export(ranks),
+            critic=critic,
         ), progress
 
     def say_end(self, run: Training, progress: Progress, reason: str) -> None:
@@ -173,6 +176,7 @@ class TrainerProcess:
                 seq_len=self._config.model.seq_len,
                 vocab_size=fake_vocab_size(policy),
                 seed=self._config.seed,
+                advantage_is_reward=self._config.critic is not None,
             )
         warn_if_exposed(self._config.orchestrator)
         link = OrchestratorLink(
@@ -226,5 +230,5 @@ def seed_everything(seed: int, num_threads: int) -> None:
 def config_digest(config: TrainerConfig) -> str:
     """Digest of what decides the weights: a resumed run with another one is a different experiment."""
     plan = {"micro_batch_max_tokens", "mini_batches", "epochs", "weighting", "pack_multimodal"}
-    keys = {"model", "max_steps", "seed", "loss", "optimizer", "schedule"} | plan
+    keys = {"model", "max_steps", "seed", "loss", "critic", "optimizer", "schedule"} | plan
     return xxhash.xxh3_128_hexdigest(config.model_dump_json(include=keys).encode())

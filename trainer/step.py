@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainer.accounting import Accounting
+from trainer.critic.step import CriticStep
 from trainer.denominators import COMPONENTS, Denominators, count_members
 from trainer.diagnostics import METRICS, observe
 from trainer.env_stats import EnvStats, EnvTotals
@@ -57,6 +58,23 @@ class StepReport:
     """What the metrics by env were made from."""
 
 
+@dataclass(frozen=True)
+class _Learner:
+    """A module and the optimizer that trains it."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    max_grad_norm: float
+
+    def parameters_with_gradient(self) -> list[torch.nn.Parameter]:
+        """All of which the optimizer must hold: FSDP swaps parameter objects, and an optimizer made at the wrong moment
+        would step on discarded ones, silently."""
+        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        assert all(id(parameter) in held for parameter in parameters), "the optimizer holds other parameters"
+        return parameters
+
+
 def train_mini_batch(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
@@ -64,25 +82,32 @@ def train_mini_batch(
     loss: RlLoss,
     settings: StepSettings,
     watch: Watch | None = None,
+    critic: CriticStep | None = None,
 ) -> StepReport:
-    """Train on the micro batches of this rank. Leaves no gradient behind. Raises `PlanError` if, over all ranks, not
-    one token would be trained."""
+    """Train on the micro batches of this rank, and with them the critic if there is one: both step, or none. Leaves no
+    gradient behind. Raises `PlanError` if, over all ranks, not one token would be trained."""
     device = next(policy.parameters()).device
     accounting = Accounting.of(micro_batches)
     members, global_sums = _count_globally(micro_batches, accounting, settings.num_units)
     denominators = Denominators.of(members, device)
     stats = EnvStats(METRICS, settings.env_names, device)
-    optimizer.zero_grad(set_to_none=True)
-    local_losses = _backward(policy, micro_batches, loss, denominators, stats, watch)
+    learners = [_Learner(policy, optimizer, settings.max_grad_norm)]
+    if critic is not None:
+        learners.append(_Learner(critic.learner.critic, critic.learner.optimizer, critic.learner.max_grad_norm))
+    for learner in learners:
+        learner.optimizer.zero_grad(set_to_none=True)
+    local_losses = _backward(policy, micro_batches, loss, denominators, stats, watch, critic)
     losses = dict(zip(COMPONENTS, sum_over_ranks(local_losses).tolist(), strict=True))
-    grad_norm, stepped = _guarded_step(policy, optimizer, losses, settings.max_grad_norm)
-    env_totals = stats.totals()
+    value_loss = 0.0 if critic is None else critic.total_loss()
+    (grad_norm, *critic_norm), stepped = _guarded_step(learners, (*losses.values(), value_loss))
+    env_totals = stats.totals() if critic is None else stats.totals().beside(critic.totals())
     metrics = {
         **accounting.metrics(global_sums, _largest(accounting), settings.micro_batch_tokens),
         **env_totals.metrics(),
         **{f"loss/{name}": losses[name] for name in COMPONENTS if name in denominators.present},
         "loss": sum(losses.values()),
         "grad_norm": grad_norm,
+        **({} if critic is None else critic.metrics(value_loss, *critic_norm)),
     }
     return StepReport(stepped, metrics["loss"], grad_norm, accounting, metrics, env_totals)
 
@@ -113,15 +138,19 @@ def _backward(
     denominators: Denominators,
     stats: EnvStats,
     watch: Watch | None,
+    critic: CriticStep | None,
 ) -> Tensor:
     """float64[3]: this rank's share of each component. Gradients are in the parameters."""
     device = denominators.shares.device
     losses = torch.zeros(len(COMPONENTS), dtype=torch.float64, device=device)
-    for host_batch in micro_batches:
+    for index, host_batch in enumerate(micro_batches):
         batch = host_batch.to(device)
         scores = policy(batch)
         report = micro_batch_loss(batch, scores, loss, denominators)
-        report.total.backward()  # type: ignore[no-untyped-call]
+        if critic is None:
+            report.total.backward()  # type: ignore[no-untyped-call]
+        else:
+            critic.backward(index, report.total, batch, scores)
         for place, name in enumerate(COMPONENTS):
             if name in report.parts:
                 losses[place] += report.parts[name]
@@ -131,29 +160,19 @@ def _backward(
     return losses
 
 
-def _guarded_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, losses: dict[str, float], max_grad_norm: float
-) -> tuple[float, bool]:
-    """(gradient norm, whether the weights changed). The sums that are judged are those of all ranks, so all agree."""
-    parameters = [parameter for parameter in policy.parameters() if parameter.grad is not None]
-    _check_holds(optimizer, parameters)
-    norm = _total_norm(parameters)
-    grad_norm = float(norm)
-    is_finite = math.isfinite(grad_norm) and all(map(math.isfinite, losses.values()))
-    stepped = _agreed(is_finite)
-    if stepped:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return grad_norm, stepped
-
-
-def _check_holds(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
-    """FSDP swaps parameter objects: an optimizer made at the wrong moment would step on discarded ones, silently."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    assert all(id(parameter) in held for parameter in parameters), (
-        "the optimizer holds other parameters than the policy"
-    )
+def _guarded_step(learners: Sequence[_Learner], losses: Sequence[float]) -> tuple[list[float], bool]:
+    """(gradient norm of each, whether the weights changed). The sums that are judged are those of all ranks, so all
+    agree."""
+    held = [learner.parameters_with_gradient() for learner in learners]
+    norms = [_total_norm(parameters) for parameters in held]
+    grad_norms = [float(norm) for norm in norms]
+    stepped = _agreed(all(map(math.isfinite, (*grad_norms, *losses))))
+    for learner, parameters, norm in zip(learners, held, norms, strict=True):
+        if stepped:
+            torch.nn.utils.clip_grads_with_norm_(parameters, learner.max_grad_norm, norm)
+            learner.optimizer.step()
+        learner.optimizer.zero_grad(set_to_none=True)
+    return grad_norms, stepped
 
 
 def _agreed(is_finite: bool) -> bool:

@@ -26,7 +26,7 @@ def load_rl(run: str) -> RlConfig:
 
 
 def test_every_run_has_a_file_per_service() -> None:
-    assert RUNS == ["copy_text", "reverse_text"]
+    assert RUNS == ["copy_text", "copy_text_ppo", "reverse_text"]
     for run in RUNS:
         assert {path.stem for path in FILES if path.parent.name == run} == {"rl", *SERVICES}
 

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from tests.trainer.core.critic_cases import CRITIC_CASES, CriticCase, train_critic_case
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
 from trainer.config import ModelConfig, TokenExportConfig
@@ -110,6 +111,8 @@ def _work(me: Rank) -> None:
     results["bfloat16"] = _record(
         shard_policy(half, mesh, reshard_after_forward=False), SCENARIOS["packed"], "bfloat16", me
     )
+    for name, case in CRITIC_CASES.items():
+        results |= _record_critic(policy, name, case, me, mesh)
     _export_tokens(policy, me)
     results["poisoned"] = _poisoned_step(policy, me)
     (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
@@ -125,6 +128,17 @@ def _record(policy: Policy, scenario: Scenario, name: str, me: Rank, mini_batch:
     if me.rank == 0:
         save_file(recorder.gradients, me.out / f"{name}.safetensors")
     return {"loss": report.loss, "metrics": report.metrics}
+
+
+def _record_critic(policy: Policy, name: str, case: CriticCase, me: Rank, mesh: DeviceMesh) -> dict[str, object]:
+    results: dict[str, object] = {}
+    trained = train_critic_case(policy, me.model_path, case, me.rank, me.world_size, mesh)
+    for mini_batch, (report, gradients) in enumerate(trained):
+        key = f"critic, {part_name(name, mini_batch)}"
+        if me.rank == 0:
+            save_file(gradients, me.out / f"{key}.safetensors")
+        results[key] = {"loss": report.loss, "metrics": report.metrics}
+    return results
 
 
 def _export_tokens(policy: Policy, me: Rank) -> None:

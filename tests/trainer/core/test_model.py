@@ -117,13 +117,13 @@ def test_the_packing_check_catches_a_kernel_that_lets_samples_see_each_other(mod
 
 
 def test_decoder_layers_are_what_transformers_says_must_stay_whole(policy: Policy) -> None:
-    assert decoder_layers(policy) == list(policy.causal_lm.model.layers)
+    assert decoder_layers(policy.causal_lm) == list(policy.causal_lm.model.layers)
 
 
 def test_a_model_without_known_layers_is_refused(policy: Policy) -> None:
     policy.causal_lm._no_split_modules = []
     with pytest.raises(ModelUnusable, match="does not say which of its modules are decoder layers"):
-        decoder_layers(policy)
+        decoder_layers(policy.causal_lm)
 
 
 def test_a_plain_process_needs_no_sharding(policy: Policy) -> None:

@@ -1,0 +1,117 @@
+"""What a critic makes of a batch: roles, advantages in the samples, and batches that were not made for it."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.core.critic_cases import CPU, ModuleRecorder, critic_samples
+from tests.trainer.core.scenarios import SEQ_LEN
+from tests.trainer.core.tiny import make_manifest, save_tiny_model
+from trainer.config import ModelConfig
+from trainer.critic.assessment import Assessment, assess, token_roles
+from trainer.critic.config import CriticConfig
+from trainer.critic.credit import ACTION, NO_ACTION, STEP_START
+from trainer.critic.learner import CriticLearner
+from trainer.critic.model import load_critic
+from trainer.errors import CriticMismatch, ModelUnusable
+from trainer.layout import Layout
+from trainer.model import Policy
+from trainer.packing import pack, pack_mini_batch
+from trainer.plan import plan_step
+from transport.sample import TrainingSample
+from transport.tensor import EncodedTensor
+
+
+def assess_alone(policy: Policy, model_path: Path, samples: list[TrainingSample], **config: object) -> Assessment:
+    critic_config = CriticConfig(**config)  # type: ignore[arg-type]
+    critic = load_critic(critic_config, ModelConfig(path=model_path, seq_len=SEQ_LEN), policy, CPU)
+    learner = CriticLearner(critic, ModuleRecorder(critic), critic_config, 1.0)
+    manifest = make_manifest(samples)
+    plan = plan_step(manifest, Layout(0, 1, SEQ_LEN, SEQ_LEN))
+    by_row = dict(enumerate(samples))
+    return assess(learner, policy, manifest, pack_mini_batch(plan, 0, 0, by_row), by_row)
+
+
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+def test_a_new_critic_values_everything_at_0_so_that_returns_are_discounted_rewards(
+    trunk: str, policy: Policy, model_path: Path
+) -> None:
+    sample = critic_samples()[1]
+    found = assess_alone(policy, model_path, [sample], trunk=trunk, gamma=0.5, lam=1.0)
+    assert not found.values.any()
+    expected = sample.reward * 0.5 ** np.arange(sample.num_loss_tokens)[::-1]
+    np.testing.assert_allclose(found.credit.returns, expected)
+
+
+def test_samples_carry_the_advantages_of_their_tokens_and_nothing_elsewhere(policy: Policy, model_path: Path) -> None:
+    samples = critic_samples()
+    found = assess_alone(policy, model_path, samples, normalize_advantages=False, lam=1.0)
+    changed = found.with_advantages(dict(enumerate(samples)), SEQ_LEN)
+    for row, sample in enumerate(samples):
+        advantages = changed[row].advantages
+        assert isinstance(advantages, EncodedTensor)
+        trained = sample.loss_mask.numpy() & (np.arange(sample.num_tokens) < SEQ_LEN)
+        if sample.rl_weights is not None:
+            trained &= sample.rl_weights.numpy() != 0
+        np.testing.assert_allclose(advantages.numpy()[trained], sample.reward, rtol=1e-6)
+        assert not advantages.numpy()[~trained].any()
+
+
+def test_a_gap_or_a_token_that_is_not_rl_ends_a_step() -> None:
+    sample = critic_samples()[1]
+    mask = np.array([0, 0, 1, 1, 0, 1, 1, 1], dtype=np.bool_)
+    weights = np.array([1, 1, 1, 1, 1, 1, 0, 1], dtype=np.float32)
+    changed = msgspec.structs.replace(sample, loss_mask=EncodedTensor.of(mask), rl_weights=EncodedTensor.of(weights))
+    roles = token_roles(pack([changed, changed], [0, 0], [0, 1], SEQ_LEN))
+    assert roles.tolist() == [STEP_START, ACTION, STEP_START, NO_ACTION, STEP_START] * 2
+
+
+def test_an_advantage_with_a_baseline_is_refused_with_what_to_change(policy: Policy, model_path: Path) -> None:
+    samples = critic_samples()
+    samples[2] = msgspec.structs.replace(samples[2], advantages=0.25)
+    with pytest.raises(CriticMismatch, match=r"row 2 .*'copy'.*advantage.type to 'ppo'"):
+        assess_alone(policy, model_path, samples)
+    samples[2] = msgspec.structs.replace(samples[2], rl_weights=EncodedTensor.of(np.zeros(17, dtype=np.float32)))
+    assess_alone(policy, model_path, samples)  # supervised samples have no advantage to speak of
+
+
+def test_trajectories_with_two_rewards_and_batches_without_actions_are_refused(
+    policy: Policy, model_path: Path
+) -> None:
+    samples = critic_samples()
+    samples[2] = msgspec.structs.replace(samples[2], reward=7.0, advantages=7.0)
+    with pytest.raises(CriticMismatch, match="another reward than the rest of its trajectory"):
+        assess_alone(policy, model_path, samples)
+    supervised = [
+        msgspec.structs.replace(
+            sample,
+            rl_weights=EncodedTensor.of(np.zeros(sample.num_tokens, dtype=np.float32)),
+            ce_weights=EncodedTensor.of(np.ones(sample.num_tokens, dtype=np.float32)),
+        )
+        for sample in critic_samples()
+    ]
+    with pytest.raises(CriticMismatch, match="no `rl` token"):
+        assess_alone(policy, model_path, supervised)
+
+
+def test_a_critic_that_does_not_know_the_policys_tokens_is_refused(policy: Policy, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "small", vocab_size=32)
+    with pytest.raises(ModelUnusable, match="knows 32 tokens, the policy 64"):
+        load_critic(CriticConfig(path=path), ModelConfig(path=tmp_path, seq_len=SEQ_LEN), policy, CPU)
+
+
+def test_an_own_critic_has_no_language_head_and_a_shared_one_no_trunk(policy: Policy, model_path: Path) -> None:
+    model = ModelConfig(path=model_path, seq_len=SEQ_LEN)
+    own = load_critic(CriticConfig(), model, policy, CPU)
+    assert {name.split(".")[0] for name, _ in own.named_parameters()} == {"trunk", "value_head"}
+    assert not any("lm_head" in name for name, _ in own.named_parameters())
+    shared = load_critic(CriticConfig(trunk="shared"), model, policy, torch.device("cpu"))
+    assert [name for name, _ in shared.named_parameters()] == ["value_head.weight", "value_head.bias"]
+
+
+def test_a_path_on_a_shared_trunk_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"critic\.path is for a trunk"):
+        CriticConfig(trunk="shared", path=tmp_path)

@@ -1,0 +1,76 @@
+"""`CriticStep`: the critic's half of an optimizer step. It shares micro batches, weighting and guard with the policy's.
+
+Value losses are divided by the global counts of the mini-batch, as every part of the loss is: the mean over units of
+the mean over the trained values of each.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.critic.assessment import Assessment, ValueTargets
+from trainer.critic.learner import CriticLearner
+from trainer.critic.loss import value_losses
+from trainer.denominators import unit_shares
+from trainer.env_stats import EnvStats, EnvTotals
+from trainer.logprobs import TokenScores
+from trainer.micro_batch import MicroBatch
+from trainer.reduction import sum_over_ranks
+
+METRICS = ("value", "return", "is_value_clipped")
+"""Of values that are trained, by env."""
+
+
+class CriticStep:
+    """One mini-batch. Made by all ranks together, before its first forward pass."""
+
+    def __init__(
+        self,
+        learner: CriticLearner,
+        assessment: Assessment,
+        micro_batches: Sequence[MicroBatch],
+        env_names: tuple[str, ...],
+        num_units: int,
+    ) -> None:
+        self.learner = learner
+        self._assessment = assessment
+        self._device = next(learner.critic.parameters()).device
+        self._targets = [assessment.targets(batch) for batch in micro_batches]
+        members = torch.zeros(num_units, dtype=torch.float64)
+        for batch, targets in zip(micro_batches, self._targets, strict=True):
+            members.index_add_(0, batch.token_units, targets.members.double())
+        self._shares = unit_shares(sum_over_ranks(members)).float().to(self._device)
+        self._stats = EnvStats(METRICS, env_names, self._device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+
+    def backward(self, place: int, policy_loss: Tensor, batch: MicroBatch, scores: TokenScores) -> None:
+        """Add the gradients of `policy_loss` and of the value loss of micro batch `place`."""
+        targets = self._targets[place].to(self._device)
+        self.learner.critic.backward(
+            policy_loss, lambda values: self._value_loss(values, targets, batch), batch, scores
+        )
+
+    def total_loss(self) -> float:
+        """The value loss over all ranks, before its factor. Collective."""
+        return float(sum_over_ranks(self._loss))
+
+    def totals(self) -> EnvTotals:
+        """What the metrics by env are made from. Collective."""
+        return self._stats.totals()
+
+    def metrics(self, loss: float, grad_norm: float) -> dict[str, float]:
+        """The others."""
+        rate = float(self.learner.optimizer.param_groups[0]["lr"])
+        own = {"loss/value": loss, "critic/grad_norm": grad_norm, "critic/lr": rate}
+        return own | self._assessment.metrics()
+
+    def _value_loss(self, values: Tensor, targets: ValueTargets, batch: MicroBatch) -> Tensor:
+        losses, is_clipped = value_losses(values, targets.old_values, targets.returns, self.learner.config.clip)
+        share = (losses * targets.members * self._shares[batch.token_units]).sum()
+        self._loss += share.detach()
+        if not batch.is_dummy:
+            envs = batch.env_ids[batch.loss_tokens.segments]
+            for name, column in (("value", values), ("return", targets.returns), ("is_value_clipped", is_clipped)):
+                self._stats.add(name, column, envs, targets.members)
+        return self.learner.config.loss_weight * share
