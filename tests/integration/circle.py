@@ -34,9 +34,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run_rl(folder: Path, model: Path, *flags: str, name: str = "circle", timeout_s: float = 280) -> Finished:
-    """Run `rl` on the copy-text config to its end."""
-    command = [sys.executable, "-m", "runtime", "@", str(RL_CONFIG), "--run.dir", str(folder), "--run.name", name]
+def run_rl(
+    folder: Path, model: Path, *flags: str, name: str = "circle", timeout_s: float = 280, config: Path = RL_CONFIG
+) -> Finished:
+    """Run `rl` on `config` to its end."""
+    command = [sys.executable, "-m", "runtime", "@", str(config), "--run.dir", str(folder), "--run.name", name]
     command += ["--model.path", str(model), *flags]
     done = subprocess.run(
         command,
