@@ -95,6 +95,7 @@ def test_fake_data_suits_a_critic(model_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("trunk", ["shared"], indirect=True)
 def test_two_ranks_train_and_resume_as_one_does(
     trunk: str, straight: Path, model_path: Path, rewarded: Path, tmp_path: Path
 ) -> None:
