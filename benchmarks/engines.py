@@ -30,6 +30,7 @@ from inference.generation import Job
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import load_slot_model
+from inference.torch_engine.weight_intake import WeightIntake
 
 BATCHES = (1, 32, 128)
 PROMPT_TOKENS, NEW_TOKENS, VOCAB_SIZE = 34, 128, 48
@@ -99,7 +100,7 @@ def make_engine(folder: Path) -> TorchEngine:
     slots = max(BATCHES)
     decoder = Decoder(load_slot_model(ModelConfig(path=folder, device="cpu"), slots, MAX_LENGTH), slots, MAX_LENGTH)
     limits = EngineLimits(VOCAB_SIZE, MAX_LENGTH, slots, max_waiting=slots)
-    return TorchEngine(decoder, limits, eos_token_ids=frozenset(), seed=0, run_id="bench")
+    return TorchEngine(decoder, limits, eos_token_ids=frozenset(), seed=0, intake=WeightIntake("bench"))
 
 
 async def run_engine(engine: TorchEngine, load: Load) -> None:

@@ -102,6 +102,23 @@ class VllmEngineConfig(Config):
         return extra_args
 
 
+class WeightsConfig(Config):
+    """Fetching policy versions from a trainer that serves them itself (`weights.channel = "zmq"` of the trainer)."""
+
+    keys_dir: Path | None = None
+    """Folder of CURVE keys: this engine's pair and the trainer's `server.public`. Needed when the trainer has keys."""
+    key_name: str = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
+    """This engine's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Seconds that a transfer may take; the old version stays in service meanwhile, and if it takes longer."""
+    lost_timeout_s: float = Field(10.0, gt=0)
+    """Seconds without an answer of a trainer rank after which a transfer is given up."""
+    chunk_bytes: int = Field(8 << 20, ge=1024, le=32 << 20)
+    """Bytes that are asked for at once, of each rank."""
+    max_bytes: int = Field(1 << 40, gt=0)
+    """Largest version that is fetched, in bytes; it is held in memory until it is applied."""
+
+
 class InferenceConfig(ServiceConfig):
     """`inference`: serve a policy over HTTP."""
 
@@ -118,6 +135,8 @@ class InferenceConfig(ServiceConfig):
     """Settings of the embedded engine."""
     vllm: VllmEngineConfig = VllmEngineConfig()
     """Settings of vLLM."""
+    weights: WeightsConfig = WeightsConfig()
+    """Fetching weights from the trainer over the network."""
     admin_token_file: Path | None = None
     """File with the token for the admin routes (mode 0600); made if it is not there. Without it they answer 403."""
     seed: int = Field(0, ge=0)

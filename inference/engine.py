@@ -1,7 +1,6 @@
 """`Engine`: what the HTTP server needs of an engine. Importing this imports no model library."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from inference.generation import Completion, Job
@@ -65,8 +64,9 @@ class Engine(Protocol):
         `NonFiniteLogits`."""
         ...
 
-    async def apply_weights(self, manifest_path: Path, version: int) -> ServedWeights:
-        """Verify a publish, then swap it in between two decode steps. Raises `WeightsRefused`: nothing changed."""
+    async def apply_weights(self, location: str, version: int) -> ServedWeights:
+        """Fetch and verify a publish, then swap it in between two decode steps. `location` is as `transport.location`
+        spells it. Raises `WeightsRefused`: nothing changed."""
         ...
 
     async def set_paused(self, paused: bool) -> bool:

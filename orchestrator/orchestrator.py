@@ -172,7 +172,6 @@ class Orchestrator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until step `max_steps` is committed, or until `stop` is set. Leaves no task and no open file behind."""
-        self._server.end(self._config.max_steps)
         async with AsyncExitStack() as closing:
             closing.callback(self._close_ledger)
             closing.push_async_callback(self._engine.close)
@@ -232,9 +231,27 @@ class Orchestrator:
         self._health.ready()
         logger.info("collecting batch {} of {}", self._server.outbox.next_step, self._config.max_steps)
 
+    async def _until_last_version_lives(self) -> None:
+        """Only then is the run at its end: a trainer may hold the weights in its memory, and leaves when it hears so.
+
+        The engines get the time of two tries; should they not take it, the run ends without.
+        """
+        last_step = self._config.max_steps
+        with self._health.waiting(f"the trainer to train step {last_step}"):
+            await self._server.wait_trained(last_step)
+        weights = self._server.weights
+        if weights is not None:
+            timeout_s = 2 * self._config.engines.update_timeout_s
+            try:
+                await self._policy.wait_live(weights.version, timeout_s)
+            except TimeoutError:
+                logger.warning("the engines did not take version {} within {:g} s", weights.version, timeout_s)
+        self._server.end(last_step)
+
     async def _until_trained(self) -> None:
         """The last batch is cut: wait until it is committed, then until the trainer has heard that this is the end."""
         last_step = self._config.max_steps
+        await self._until_last_version_lives()
         with self._health.waiting(f"the trainer to commit step {last_step}"):
             await self._server.wait_committed(last_step)
         deadline = time.monotonic() + 2 * self._config.server.peer_timeout_s

@@ -61,6 +61,7 @@ class Policy:
         self._applied: PublishedWeights | None = None
         self._applying = asyncio.Lock()
         self._doubt = asyncio.Event()
+        self._changed = asyncio.Event()
         self.live = 0
         """The version that every engine in service serves, or a later one."""
         self._problem = ""
@@ -121,6 +122,12 @@ class Policy:
                 async with self._applying:
                     await self._apply_newest()
 
+    async def wait_live(self, version: int, timeout_s: float) -> None:
+        """Return once `version`, or a later one, is live; `TimeoutError` after `timeout_s`."""
+        async with asyncio.timeout(timeout_s):
+            while self.live < version:
+                await self._changed.wait()
+
     def distrust(self) -> None:
         """A rollout came from an older version than the live one: an engine has lost what it was given."""
         if self._applied is not None:
@@ -175,5 +182,7 @@ class Policy:
         self._applied, self.live = weights, weights.version
         logger.debug("policy version {} is live after {:.3f} s", weights.version, time.monotonic() - started)
         self._health.progress(version=weights.version)
+        self._changed.set()
+        self._changed = asyncio.Event()
         self._on_live()
         return True

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from trainer.publish import PublishedWeights
+from trainer.published import PublishedWeights
 from transport.manifest import BatchManifest
 from transport.sample import TrainingSample
 

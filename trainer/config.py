@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, model_validator
 from runtime.config import Config, HealthConfig, ServiceConfig
 from trainer.critic.config import CriticConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
+from transport.exposure import is_local
 
 
 class LoraConfig(Config):
@@ -85,8 +86,33 @@ class CheckpointConfig(Config):
 class WeightsConfig(Config):
     """Publishing policy versions."""
 
+    channel: Literal["filesystem", "zmq"] = "filesystem"
+    """How engines get them. `filesystem`: files in the run directory, which engines must see. `zmq`: every rank serves
+    its part from memory; no shared disk."""
     keep: int = Field(3, ge=2)
-    """Newest publishes that stay on disk."""
+    """Newest publishes that stay: on disk, or in memory with `zmq`."""
+    host: str = "127.0.0.1"
+    """`zmq`: address that each rank binds. One that other machines reach needs `keys_dir`."""
+    port: int = Field(0, ge=0, le=65535)
+    """`zmq`: TCP port of the first rank; rank r binds port + r. 0: each rank takes a free one."""
+    advertised_host: str | None = None
+    """`zmq`: name or address under which engines reach this machine; by default `host`, or the machine's own name if
+    that is a wildcard."""
+    keys_dir: Path | None = None
+    """`zmq`: folder of CURVE keys (`rl keys DIR` makes one): `server.*` for the ranks, `client*.public` of every
+    engine."""
+    insecure: bool = False
+    """`zmq`: bind an address that other machines reach without keys. Logged every minute."""
+
+    @model_validator(mode="after")
+    def _check_exposure(self) -> "WeightsConfig":
+        is_guarded = self.keys_dir is not None or self.insecure or is_local(f"tcp://{self.host}:{self.port}")
+        if self.channel == "zmq" and not is_guarded:
+            raise ValueError(
+                f"weights.host {self.host} is reachable from other machines: set weights.keys_dir, "
+                "or weights.insecure = true"
+            )
+        return self
 
 
 class OrchestratorLinkConfig(Config):

@@ -7,10 +7,13 @@ of a collective.
 
 from collections.abc import Callable, Iterator
 
+from loguru import logger
+
+from runtime.errors import PeerLostError
 from trainer.batch_source import Batch, BatchSource, NoBatch
 from trainer.distributed import Ranks
 from trainer.errors import RankMismatch
-from trainer.publish import PublishedWeights
+from trainer.published import PublishedWeights
 from transport.manifest import BatchManifest
 
 
@@ -53,6 +56,16 @@ class Inbox:
         """A durable checkpoint contains `step`: only now may the orchestrator forget it."""
         if self._ranks.is_first:
             self._source.committed(step)
+
+    def wait_for_end(self, last_step: int) -> None:
+        """Wait until the orchestrator says that the run is over, which it does once the engines have the last version.
+
+        Everything is durable by now: an orchestrator that is gone is no error any more.
+        """
+        try:
+            self._source.manifest(last_step + 1)
+        except PeerLostError as error:
+            logger.warning(f"the run is complete, but nobody says that the engines have its last version: {error}")
 
     def close(self, reason: str) -> None:
         """Leave the source."""

@@ -31,7 +31,7 @@ from trainer.optimizer import current_learning_rate, set_learning_rate
 from trainer.packing import pack_mini_batch
 from trainer.plan import StepPlan, plan_step
 from trainer.progress import Progress
-from trainer.publish import Publisher
+from trainer.published import WeightChannel
 from trainer.schedule import learning_rate
 from trainer.step import StepReport, StepSettings, train_mini_batch
 from trainer.telemetry import Telemetry
@@ -49,7 +49,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     loss: RlLoss
     inbox: Inbox
-    publisher: Publisher
+    publisher: WeightChannel
     checkpoints: Checkpoints
     non_finite: NonFiniteGuard
     telemetry: Telemetry

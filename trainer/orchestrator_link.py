@@ -16,7 +16,7 @@ from trainer.config import OrchestratorLinkConfig
 from trainer.distributed import Ranks
 from trainer.errors import StopWaiting
 from trainer.link_keys import load_keys
-from trainer.publish import PublishedWeights
+from trainer.published import PublishedWeights
 from transport.client import BatchClient
 from transport.errors import PeerTimeout, Refused, SchemaMismatch
 from transport.manifest import BatchManifest
@@ -75,7 +75,7 @@ class OrchestratorLink:
         """Tell of a policy version."""
         self._report(
             f"to note version {weights.version}",
-            lambda: self._client.weights_published(weights.version, weights.manifest_path, weights.digest),
+            lambda: self._client.weights_published(weights.version, weights.location, weights.digest),
         )
 
     def trained(self, step: int) -> None:

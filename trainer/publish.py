@@ -14,7 +14,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from runtime.atomic_write import atomic_write
 from runtime.errors import StorageError
 from trainer.distributed import Ranks
 from trainer.local_ranges import local_range, named_weights, spec_of
+from trainer.published import PublishedWeights
 from trainer.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, TensorSpec, plan_shards
 from transport.weights import (
     MANIFEST_NAME,
@@ -41,15 +41,6 @@ MAX_ATTEMPTS = 5
 """Failed publishes of one version after which the trainer stops with exit code 74."""
 RETRY_PAUSE_S = 0.5
 """Pause after the first failed publish; doubles with each."""
-
-
-@dataclass(frozen=True)
-class PublishedWeights:
-    """A version that engines can load."""
-
-    version: int
-    manifest_path: Path
-    digest: str
 
 
 class Publisher:
@@ -85,6 +76,14 @@ class Publisher:
             time.sleep(RETRY_PAUSE_S * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
 
+    def close(self) -> None:
+        """Files stay."""
+
+    @property
+    def needs_us(self) -> bool:
+        """Engines can load files without this process."""
+        return False
+
     def _clear_staging(self) -> None:
         """What a failed or killed publish left takes room."""
         if self._ranks.is_first:
@@ -102,7 +101,7 @@ class Publisher:
             hashes |= msgspec.json.decode(part, type=dict[str, str])
         manifest = make_manifest(self._run_id, version, shards, specs, hashes, self._adapter)
         self._ranks.together(lambda: self._reveal(staging, manifest))
-        return PublishedWeights(version, version_dir(self._root, version) / MANIFEST_NAME, manifest.digest)
+        return PublishedWeights(version, str(version_dir(self._root, version) / MANIFEST_NAME), manifest.digest)
 
     def _make_room(self, staging: Path, shards: Iterable[ShardLayout]) -> bytes:
         self._clear_staging()

@@ -42,10 +42,11 @@ from trainer.optimizer import make_optimizer
 from trainer.oracle import verify_packing
 from trainer.orchestrator_link import OrchestratorLink
 from trainer.progress import Progress
-from trainer.publish import Publisher
+from trainer.published import WeightChannel
 from trainer.replay import ReplaySource
 from trainer.telemetry import Telemetry
 from trainer.token_export import TokenExport
+from trainer.weight_channel import open_channel
 from trainer.weighting import Weighting
 
 SERVICE = "trainer"
@@ -66,8 +67,11 @@ def run_trainer(config: TrainerConfig) -> int:
             with ranks.together_with_peers():
                 progress = train(run, progress)
             reason = "the run has ended" if run.inbox.ended else "stopped by a signal"
+            if run.inbox.ended and run.publisher.needs_us:
+                run.inbox.wait_for_end(progress.step)
         finally:
             process.health.stopping()
+            run.publisher.close()
             run.inbox.close(reason)
         process.say_end(run, progress, reason)
     return ExitCode.OK
@@ -154,11 +158,9 @@ class TrainerProcess:
             where = f"{ranks.world_size} rank(s) on {ranks.device.type}"
             logger.info(f"{self._config.model.path}: {size:,} parameters ({trained:,} trained), {where}, {start}")
 
-    def _publisher(self, ranks: Ranks, policy: Policy) -> Publisher:
+    def _publisher(self, ranks: Ranks, policy: Policy) -> WeightChannel:
         adapter = None if policy.adapter is None else policy.adapter.info
-        return Publisher(
-            self._run_dir.weights, self._config.run.name, self._config.weights.keep, ranks, adapter=adapter
-        )
+        return open_channel(self._config.weights, self._run_dir.weights, self._config.run.name, ranks, adapter)
 
     def _token_export(self, ranks: Ranks) -> TokenExport | None:
         config = self._config.token_export

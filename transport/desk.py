@@ -21,6 +21,8 @@ from transport.messages import (
     Failure,
     GetManifest,
     GetSamples,
+    GetWeightBytes,
+    GetWeights,
     Hello,
     NotReady,
     Ping,
@@ -97,6 +99,8 @@ class Desk:
             case GetSamples():
                 peer.is_busy = True
                 tasks.create_task(self._get_samples(peer, message))
+            case GetWeights() | GetWeightBytes():
+                await self._reply(peer, Failure(seq=message.seq, reason="this is a batch server: it has no weights"))
             case Hello():
                 raise AssertionError("Hello is handled before dispatch")
             case report:

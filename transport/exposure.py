@@ -21,9 +21,13 @@ def is_local(endpoint: str) -> bool:
         return host == "localhost"
 
 
+def is_wildcard(endpoint: str) -> bool:
+    """Whether `endpoint` means every address of this machine."""
+    scheme, _, rest = endpoint.partition("://")
+    return scheme not in _LOCAL_SCHEMES and rest.rpartition(":")[0] in _WILDCARDS
+
+
 def reachable(endpoint: str) -> str:
     """`endpoint` as a client on the same machine uses it: a wildcard is reached through loopback."""
     scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    is_wildcard = scheme not in _LOCAL_SCHEMES and host in _WILDCARDS
-    return f"{scheme}://127.0.0.1:{port}" if is_wildcard else endpoint
+    return f"{scheme}://127.0.0.1:{rest.rpartition(':')[2]}" if is_wildcard(endpoint) else endpoint

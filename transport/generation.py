@@ -73,7 +73,8 @@ class ServedWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """JSON body of `POST /inference/admin/weights`: load the publish that this manifest file describes."""
+    """JSON body of `POST /inference/admin/weights`: load the publish that is there."""
 
     manifest_path: str
+    """A manifest file, or the address of another channel (`transport/location.py`)."""
     version: int

@@ -156,7 +156,7 @@ class Link:
         if isinstance(reply, Welcome | Refusal) and reply.schema_version != SCHEMA_VERSION:
             raise SchemaMismatch(SCHEMA_VERSION, reply.schema_version)
         if isinstance(reply, Refusal):
-            raise Refused(f"{self._endpoint} refuses this trainer: {reply.reason}")
+            raise Refused(f"{self._endpoint} refuses us: {reply.reason}")
         if not isinstance(reply, Welcome):
             raise LinkDown(f"{self._endpoint} answered Hello with {type(reply).__name__}")
         return reply

@@ -1,7 +1,8 @@
 """What trainer ranks and the orchestrator say to each other (DEALER to ROUTER).
 
 A message is a multipart ZMQ message: one msgpack head (the tagged union below), then the frames it announces.
-`seq` numbers the requests of one client; a reply repeats it. Only `Samples` carries frames.
+`seq` numbers the requests of one client; a reply repeats it. Only `Samples` and `WeightBytes` carry frames.
+Engines speak the same language to the weight servers of the trainer's ranks (`weight_server.py`).
 `kind`, `seq` and `schema_version` of `Hello`, `Welcome` and `Refusal` are the same in every schema version, so that
 peers of different versions can name both.
 """
@@ -10,6 +11,7 @@ import msgspec
 
 from transport.manifest import BatchManifest
 from transport.tensor import EncodedTensor
+from transport.weights import WeightOffer
 
 
 class _Message(
@@ -59,7 +61,26 @@ class WeightsPublished(_Message, frozen=True, tag="weights_published"):
 
     version: int
     manifest_path: str
+    """Where: the path of a manifest file, or the address of another channel (`transport/location.py`)."""
     digest: str
+
+
+class GetWeights(_Message, frozen=True, tag="get_weights"):
+    """To a weight server: what is there to fetch of policy `version`? Answered by `Weights`."""
+
+    version: int
+
+
+class GetWeightBytes(_Message, frozen=True, tag="get_weight_bytes"):
+    """To a weight server: some of the bytes that it holds. Answered by `WeightBytes` with one frame.
+
+    This is the credit: a server sends nothing that was not asked for, so what is in flight is what the engine asked.
+    """
+
+    version: int
+    offset: int
+    """First byte, counted over the ranges of this server, which lie end to end."""
+    num_bytes: int
 
 
 class Ping(_Message, frozen=True, tag="ping"):
@@ -117,6 +138,19 @@ class Samples(_Message, frozen=True, tag="samples"):
     step: int
 
 
+class Weights(_Message, frozen=True, tag="weights"):
+    """All that an engine must know to fetch a version."""
+
+    offer: WeightOffer
+
+
+class WeightBytes(_Message, frozen=True, tag="weight_bytes"):
+    """Followed by one frame with the bytes that were asked for."""
+
+    hash: int
+    """xxh3_64 of the frame."""
+
+
 class Ack(_Message, frozen=True, tag="ack"):
     """Done. Repeating an acknowledged message changes nothing."""
 
@@ -133,5 +167,19 @@ class Failure(_Message, frozen=True, tag="failure"):
     reason: str
 
 
-ClientMessage = Hello | GetManifest | GetSamples | Trained | Committed | WeightsPublished | Ping | Bye
-ServerMessage = Welcome | Refusal | Stranger | Manifest | NotReady | EndOfRun | Samples | Ack | Pong | Failure
+WeightRequest = GetWeights | GetWeightBytes
+ClientMessage = Hello | GetManifest | GetSamples | Trained | Committed | WeightsPublished | WeightRequest | Ping | Bye
+ServerMessage = (
+    Welcome
+    | Refusal
+    | Stranger
+    | Manifest
+    | NotReady
+    | EndOfRun
+    | Samples
+    | Weights
+    | WeightBytes
+    | Ack
+    | Pong
+    | Failure
+)

@@ -1,6 +1,7 @@
 """`Router`: the server's socket and its guards. `receive` gives decoded messages; garbage is counted and dropped."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -16,6 +17,7 @@ from transport.messages import ClientMessage, Refusal, ServerMessage
 from transport.rejections import Reason, Rejections
 from transport.security import CurveKeys
 from transport.sockets import router
+from transport.tensor import Buffer
 
 _UNKNOWN_ADDRESS = "an unknown address"
 _COPY_BYTES = 64 * 1024
@@ -49,7 +51,7 @@ class Router:
             self._socket.bind(wildcard)
         except zmq.ZMQError as error:
             self.close()
-            raise BindError(f"cannot serve batches on {endpoint}: {error.strerror}") from error
+            raise BindError(f"cannot bind {endpoint}: {error.strerror}") from error
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def start_guards(self, tasks: asyncio.TaskGroup) -> None:
@@ -78,7 +80,7 @@ class Router:
         return Incoming(identity, address, message)
 
     async def send(
-        self, identity: bytes, address: str, message: ServerMessage, frames: list[bytes] | None = None
+        self, identity: bytes, address: str, message: ServerMessage, frames: Sequence[Buffer] | None = None
     ) -> bool:
         """Send or drop, at once. False if the connection is gone: its peer asks again when it is back."""
         parts = [identity, encode(message), *(frames or ())]

@@ -1,13 +1,15 @@
 """`WeightManifest`: a published policy version, and the digest that proves an engine serves it.
 
-A publish is a folder `weights/v00000012/` with safetensors shards; `manifest.json` is written last, by rename, so a
-folder without it does not exist. The digest is a function of names, dtypes, shapes and bytes alone: trainer and
+On disk, a publish is a folder `weights/v00000012/` with safetensors shards; `manifest.json` is written last, by rename,
+so a folder without it does not exist. The digest is a function of names, dtypes, shapes and bytes alone: trainer and
 engine compute it each from its own tensors, and equal digests mean equal weights, however they were sharded.
 
 A publish may be a LoRA adapter: then its tensors are pairs `<module>.lora_A.weight`, `<module>.lora_B.weight`, and its
 digest also covers the base model and the scale, so that equal digests still mean equal policies.
 """
 
+import itertools
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import msgspec
 import xxhash
 
 from transport.errors import WeightsError
-from transport.tensor import DType
+from transport.tensor import DTYPE_BYTES, DType
 
 MANIFEST_NAME = "manifest.json"
 
@@ -27,9 +29,14 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: DType
     shape: tuple[int, ...]
     shard: str
-    """File name of the shard that holds it."""
+    """File name of the shard that holds it; empty where the publish has no files."""
     hash: str
     """xxh3_128 of its raw bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its data."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +67,28 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     digest: str
     adapter: AdapterInfo | None = None
     """Given: the tensors are an adapter, and no whole model."""
+
+
+class WeightRange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Bytes `offset ... offset + num_bytes` of tensor `name` are held by server number `server` of the offer.
+
+    A server holds its ranges end to end, in the order of the offer.
+    """
+
+    name: str
+    offset: int
+    num_bytes: int
+    server: int
+
+
+class WeightOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A publish that lies in the memory of the trainer's ranks: who serves which bytes of it."""
+
+    manifest: WeightManifest
+    servers: tuple[str, ...]
+    """ZeroMQ endpoints."""
+    ranges: tuple[WeightRange, ...]
+    """They cover every byte of every tensor exactly once."""
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
@@ -99,7 +128,35 @@ def read_weight_manifest(path: Path) -> WeightManifest:
         raise WeightsError(f"no weight manifest at {path}: the publish is incomplete or was cleaned up") from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise WeightsError(f"weight manifest {path} does not decode: {error}") from error
+    check_digest(manifest, str(path))
+    return manifest
+
+
+def check_digest(manifest: WeightManifest, origin: str) -> None:
+    """Raise `WeightsError`, naming `origin`, unless the digest is that of the tensors."""
     digest = publish_digest(manifest.tensors, manifest.adapter)
     if digest != manifest.digest:
-        raise WeightsError(f"weight manifest {path} is inconsistent: digest {manifest.digest}, tensors say {digest}")
-    return manifest
+        raise WeightsError(f"weight manifest {origin} is inconsistent: digest {manifest.digest}, tensors say {digest}")
+
+
+def check_offer(offer: WeightOffer, origin: str, *, version: int, run_id: str, max_bytes: int) -> None:
+    """Raise `WeightsError` unless the offer is sound, is what was asked for, and fits into `max_bytes`."""
+    manifest = offer.manifest
+    check_digest(manifest, f"of {origin}")
+    if (manifest.version, manifest.run_id) != (version, run_id):
+        raise WeightsError(f"{origin} offers version {manifest.version} of {manifest.run_id!r}, not {version}")
+    sizes = {entry.name: entry.num_bytes for entry in manifest.tensors}
+    if len(sizes) != len(manifest.tensors) or any(size < 0 for entry in manifest.tensors for size in entry.shape):
+        raise WeightsError(f"{origin} offers two tensors of one name, or one of a negative size")
+    if sum(sizes.values()) > max_bytes:
+        raise WeightsError(f"{origin} offers {sum(sizes.values())} bytes, the limit is {max_bytes}")
+    if any(not 0 <= piece.server < len(offer.servers) or piece.num_bytes <= 0 for piece in offer.ranges):
+        raise WeightsError(f"{origin} offers a range that nobody serves")
+    by_name = {
+        name: sorted((piece.offset, piece.offset + piece.num_bytes) for piece in pieces)
+        for name, pieces in itertools.groupby(sorted(offer.ranges, key=lambda piece: piece.name), lambda p: p.name)
+    }
+    for name in sizes.keys() | by_name.keys():
+        ends = [0, *(edge for piece in by_name.get(name, []) for edge in piece), sizes.get(name, -1)]
+        if any(left != right for left, right in zip(ends[::2], ends[1::2], strict=True)):
+            raise WeightsError(f"the ranges of {origin} do not cover {name} exactly once")

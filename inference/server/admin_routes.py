@@ -1,7 +1,6 @@
 """Admin routes: weights, pause, resume. All of them need the token."""
 
 import hmac
-from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -43,7 +42,7 @@ async def apply_weights(request: web.Request) -> web.Response:
         raise BadRequest(f"not a valid ApplyWeights: {error}") from error
     try:
         with state.metrics.weight_update_seconds.time():
-            served = await state.engine.apply_weights(Path(asked.manifest_path), asked.version)
+            served = await state.engine.apply_weights(asked.manifest_path, asked.version)
     except InferenceError as error:
         state.metrics.weight_updates.labels("refused" if isinstance(error, WeightsRefused) else "failed").inc()
         logger.warning(f"weights refused, version {state.engine.served.version} stays in service: {error}")

@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from inference.engine import EngineLimits, EngineStats
@@ -15,7 +15,8 @@ from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine_thread import EngineThread
 from inference.torch_engine.inbox import Abort, Add, Inbox, Score, SetPaused, Stop, Swap
 from inference.torch_engine.sequence import Finished, Sequence
-from inference.torch_engine.weights import VerifiedWeights, read_publish
+from inference.torch_engine.weight_intake import WeightIntake
+from inference.torch_engine.weights import VerifiedWeights
 from transport.generation import ServedWeights
 
 _T = TypeVar("_T")
@@ -34,7 +35,7 @@ class TorchEngine:
         *,
         eos_token_ids: frozenset[int],
         seed: int,
-        run_id: str,
+        intake: WeightIntake,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.limits = limits
@@ -42,7 +43,7 @@ class TorchEngine:
         self.failure: Exception | None = None
         self._decoder = decoder
         self._seed = seed
-        self._run_id = run_id
+        self._intake = intake
         self._keys = itertools.count()
         self._open: dict[int, asyncio.Future[Completion]] = {}
         self._replies: set[asyncio.Future[Any]] = set()
@@ -98,11 +99,15 @@ class TorchEngine:
             raise result
         return result
 
-    async def apply_weights(self, manifest_path: Path, version: int) -> ServedWeights:
-        """Verify a publish, then swap it in between two decode steps. Raises `WeightsRefused`: nothing changed."""
+    async def apply_weights(self, location: str, version: int) -> ServedWeights:
+        """See `Engine`."""
         async with self._swapping:
             self._check_open()
-            weights = await asyncio.to_thread(self._read, manifest_path, version)
+            given_up = threading.Event()
+            try:
+                weights = await asyncio.to_thread(self._receive, str(location), version, given_up)
+            finally:
+                given_up.set()  # a caller that went away leaves no transfer behind
             return await self._ask(lambda reply: Swap(weights, reply))
 
     async def set_paused(self, paused: bool) -> bool:
@@ -153,8 +158,8 @@ class TorchEngine:
             limit=min(len(job.prompt) + job.max_tokens, self.limits.max_model_len),
         )
 
-    def _read(self, manifest_path: Path, version: int) -> VerifiedWeights:
-        weights = read_publish(manifest_path, version=version, run_id=self._run_id)
+    def _receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
+        weights = self._intake.receive(location, version, given_up)
         self._decoder.check_fits(weights)
         return weights
 

@@ -12,6 +12,7 @@ from inference.server.chat_tokenizer import ChatTokenizer
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import eos_token_ids, load_slot_model
+from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
 
 StartEngine = Callable[[Callable[[], None]], tuple[TorchEngine, ChatTokenizer]]
 
@@ -31,10 +32,11 @@ def load_engine(config: InferenceConfig) -> StartEngine:
     )
     decoder = Decoder(model, limits.max_batch_size, limits.max_model_len)
     eos = eos_token_ids(config.model.path)
+    intake = WeightIntake(config.run.name, fetch_settings(config.weights))
 
     def start(on_progress: Callable[[], None]) -> tuple[TorchEngine, ChatTokenizer]:
         engine = TorchEngine(
-            decoder, limits, eos_token_ids=eos, seed=config.seed, run_id=config.run.name, on_progress=on_progress
+            decoder, limits, eos_token_ids=eos, seed=config.seed, intake=intake, on_progress=on_progress
         )
         return engine, tokenizer
 

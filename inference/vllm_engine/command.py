@@ -67,6 +67,7 @@ def vllm_environment(config: InferenceConfig, base: Mapping[str, str]) -> dict[s
         pause_mode=config.vllm.pause_mode,
         max_waiting=config.vllm.max_waiting,
         request_timeout_s=config.server.request_timeout_s,
+        weights=config.weights.model_dump_json(),
     )
     defaults = {
         "OMP_NUM_THREADS": "1",  # more threads slow small models down, and everything else on the machine

@@ -5,7 +5,6 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -38,7 +37,7 @@ class VllmEngine:
     """Implements `Engine`. `served` is what the workers said last; `read_served` asks them."""
 
     def __init__(
-        self, client: EngineClient, limits: EngineLimits, *, start: ServedWeights, run_id: str, pause_mode: PauseMode
+        self, client: EngineClient, limits: EngineLimits, *, start: ServedWeights, pause_mode: PauseMode
     ) -> None:
         self.limits = limits
         self.served = start
@@ -48,7 +47,6 @@ class VllmEngine:
         """Seconds of the last update, by phase."""
         self._client = client
         self._start = start
-        self._run_id = run_id
         self._pause_mode = pause_mode
         self._keys = itertools.count()
         self._num_open = 0
@@ -101,13 +99,13 @@ class VllmEngine:
         self._num_prefilled += len(job.prompt)
         return completion
 
-    async def apply_weights(self, manifest_path: Path, version: int) -> ServedWeights:
+    async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """See `Engine`. Staged while decoding goes on; requests in flight go on with the new weights, and their KV
         cache is computed anew (`pause_mode`)."""
         async with self._updating:
             self._check_alive()
             started = time.monotonic()
-            await self._stage(manifest_path, version)
+            await self._stage(location, version)
             staged = time.monotonic()
             try:
                 async with self._paused_for_update():
@@ -169,9 +167,9 @@ class VllmEngine:
             raise Unavailable("vLLM ended the request without an output")
         return last.outputs[0]
 
-    async def _stage(self, manifest_path: Path, version: int) -> None:
-        """Have every worker read and check the publish. Raises `WeightsRefused`."""
-        await self._ask("tandem_stage", str(manifest_path), version, self._run_id)
+    async def _stage(self, location: str, version: int) -> None:
+        """Have every worker fetch and check the publish. Raises `WeightsRefused`."""
+        await self._ask("tandem_stage", str(location), version)
         deadline = time.monotonic() + STAGING_TIMEOUT_S
         reasons: Sequence[str | None] = [None]
         while None in (reasons := await self._ask("tandem_staging")):

@@ -70,7 +70,6 @@ class EndpointPlugin:
             engine_client,
             limits_of(engine_client, settings),
             start=ServedWeights(version=0, digest=digest),
-            run_id=settings.run_id,
             pause_mode=settings.pause_mode,
         )
 

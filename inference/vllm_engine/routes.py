@@ -5,7 +5,6 @@ import functools
 import hmac
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -137,7 +136,7 @@ class Routes:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise BadRequest(f"not a valid ApplyWeights: {error}") from error
         try:
-            served = await self._engine.apply_weights(Path(asked.manifest_path), asked.version)
+            served = await self._engine.apply_weights(asked.manifest_path, asked.version)
         except WeightsRefused as error:
             logger.warning("weights refused, version %d stays in service: %s", self._engine.served.version, error)
             raise

@@ -22,6 +22,8 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pause_mode: PauseMode
     max_waiting: int
     request_timeout_s: float
+    weights: str
+    """`inference.config.WeightsConfig` as JSON."""
 
     def encoded(self) -> str:
         """The value of `VARIABLE`."""

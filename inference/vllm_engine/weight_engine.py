@@ -1,6 +1,6 @@
 """`PublishedWeightEngine`: vLLM's weight-transfer backend `tandem`, which loads our publishes. Runs in vLLM's workers.
 
-An update has two halves. `stage` reads a publish and checks every hash, name and shape, in a thread, while the model
+An update has two halves. `stage` fetches a publish and checks every hash, name and shape, in a thread, while the model
 goes on decoding: whatever is wrong is found here, and nothing has changed. `update_weights` then loads all of it in
 one go while decoding is paused, and reads back what the model holds.
 """
@@ -19,10 +19,13 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
+from inference.config import WeightsConfig
 from inference.errors import WeightsRefused
-from inference.torch_engine.weights import VerifiedWeights, read_publish
+from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
+from inference.torch_engine.weights import VerifiedWeights
 from inference.vllm_engine.checkpoint import checkpoint_shapes
 from inference.vllm_engine.readback import read_back
+from inference.vllm_engine.settings import settings_from_environment
 
 # Not `__name__`: vLLM shows only loggers below its own.
 logger = init_logger("vllm.tandem")
@@ -54,14 +57,20 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         self._refused = ""
         self._reader: threading.Thread | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._given_up = threading.Event()
+        settings = settings_from_environment()
+        weights = WeightsConfig.model_validate_json(settings.weights)
+        self._intake = WeightIntake(settings.run_id, fetch_settings(weights))
 
-    def stage(self, manifest_path: str, version: int, run_id: str) -> None:
-        """Begin to read and check a publish; `staging` says how it went."""
+    def stage(self, location: str, version: int) -> None:
+        """Begin to fetch and check a publish; `staging` says how it went."""
+        self._given_up.set()
         if self._reader is not None:
             self._reader.join()  # of an update that was given up
         self._staged, self._refused = None, ""
+        self._given_up = threading.Event()
         self._reader = threading.Thread(
-            target=self._read, args=(Path(manifest_path), version, run_id), name="stage weights", daemon=True
+            target=self._receive, args=(location, version, self._given_up), name="stage weights", daemon=True
         )
         self._reader.start()
 
@@ -97,14 +106,14 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
     def shutdown(self) -> None:
         """Nothing to release."""
 
-    def _read(self, manifest_path: Path, version: int, run_id: str) -> None:
+    def _receive(self, location: str, version: int, given_up: threading.Event) -> None:
         try:
-            weights = read_publish(manifest_path, version=version, run_id=run_id)
+            weights = self._intake.receive(location, version, given_up)
             self._check_fits(weights)
         except WeightsRefused as error:
             self._refused = str(error)
         except Exception as error:  # a thread's exception is seen by nobody: the update must not wait for ever
-            logger.exception("cannot read %s", manifest_path)
+            logger.exception("cannot load %s", location)
             self._refused = f"version {version} is not loaded: {error!r}"
         else:
             self._staged = weights

@@ -14,9 +14,9 @@ class WorkerExtension:
 
     weight_transfer_engine: "PublishedWeightEngine"
 
-    def tandem_stage(self, manifest_path: str, version: int, run_id: str) -> None:
+    def tandem_stage(self, location: str, version: int) -> None:
         """See `PublishedWeightEngine.stage`."""
-        self.weight_transfer_engine.stage(manifest_path, version, run_id)
+        self.weight_transfer_engine.stage(location, version)
 
     def tandem_staging(self) -> str | None:
         """See `PublishedWeightEngine.staging`."""

@@ -18,6 +18,7 @@ from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import eos_token_ids, load_slot_model
 from inference.torch_engine.start import load_tokenizer
+from inference.torch_engine.weight_intake import WeightIntake
 from runtime.health import Health
 from tests.inference.tiny import VOCAB_SIZE, make_model, save_model
 
@@ -58,7 +59,7 @@ async def running_engine(
         EngineLimits(VOCAB_SIZE, length, slots, max_waiting),
         eos_token_ids=eos_token_ids(path) if eos else frozenset(),
         seed=0,
-        run_id="default",
+        intake=WeightIntake("default"),
         on_progress=on_progress,
     )
     try:

@@ -1,0 +1,204 @@
+"""`WeightServer`: a trainer rank's door for engines that fetch weights over ZeroMQ.
+
+    with WeightServer("tcp://127.0.0.1:0", "run", store) as server:     # a thread with an event loop of its own
+        store.put(offer, data)                                          # from now on it can be fetched
+        server.check()                                                  # raises if the thread has died
+
+Engines ask, the server answers from memory: it waits for nobody and queues nothing, so a slow, frozen or dead engine
+costs the trainer nothing. Who may ask is decided as at the batch server: keys and allow-list, or loopback only.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import OrderedDict
+from types import TracebackType
+
+import xxhash
+from loguru import logger
+
+from transport.errors import TransportError, WeightsError
+from transport.exposure import is_local
+from transport.limits import Limits
+from transport.manifest import SCHEMA_VERSION
+from transport.messages import (
+    Ack,
+    Bye,
+    ClientMessage,
+    Failure,
+    GetWeightBytes,
+    GetWeights,
+    Hello,
+    Ping,
+    Pong,
+    Refusal,
+    ServerMessage,
+    Stranger,
+    WeightBytes,
+    Weights,
+    Welcome,
+)
+from transport.rejections import Reason
+from transport.router import Incoming, Router
+from transport.security import CurveKeys, check_bind
+from transport.weight_store import WeightStore
+
+_START_S = 30.0
+_JOIN_S = 10.0
+_INSECURE_WARNING_S = 60.0
+_MAX_RUN_ID_CHARS = 100
+Reply = tuple[ServerMessage, list[memoryview]]
+
+
+class WeightServer:
+    """Serves `store` of run `run_id` on `endpoint` (port 0: any free one; `endpoint` says which after entering).
+
+    `SecurityError` at once if `endpoint` is reachable from other machines and there are neither `keys` nor `insecure`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        run_id: str,
+        store: WeightStore,
+        *,
+        keys: CurveKeys | None = None,
+        insecure: bool = False,
+        limits: Limits | None = None,
+        peer_timeout_s: float = 3.0,
+    ) -> None:
+        check_bind(endpoint, keys, insecure)
+        self.endpoint = endpoint
+        self._run_id = run_id
+        self._store = store
+        self._keys = keys
+        self._limits = limits or Limits()
+        self._peer_timeout_s = peer_timeout_s
+        self._engines: OrderedDict[bytes, None] = OrderedDict()
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._thread = threading.Thread(target=self._run, name="weight server", daemon=True)
+
+    def __enter__(self) -> "WeightServer":
+        """Bind and serve. `BindError` if the address is taken."""
+        self._thread.start()
+        if not self._ready.wait(_START_S):
+            raise WeightsError(f"the weight server did not start within {_START_S:g} s")
+        if isinstance(self._failure, TransportError):
+            raise self._failure
+        self.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Serve no more."""
+        if self._stop is not None:
+            loop, stop = self._stop
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the thread has ended by itself
+                loop.call_soon_threadsafe(stop.set)
+        self._thread.join(_JOIN_S)
+
+    def check(self) -> None:
+        """Raise `WeightsError` if nobody answers engines any more."""
+        if self._failure is not None or not self._thread.is_alive():
+            raise WeightsError(f"the weight server at {self.endpoint} has died: {self._failure!r}")
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # whatever it was: the next publish raises it
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        stop = asyncio.Event()
+        router = Router(self._keys, self._limits, self._peer_timeout_s)
+        self.endpoint = router.bind(self.endpoint)
+        self._stop = (asyncio.get_running_loop(), stop)
+        self._ready.set()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                router.start_guards(tasks)
+                tasks.create_task(self._answer_all(router))
+                tasks.create_task(self._warn_of_exposure())
+                tasks.create_task(_until(stop))
+        except* _Stopped:
+            pass
+        finally:
+            router.close()
+
+    async def _answer_all(self, router: Router) -> None:
+        while True:
+            incoming = await router.receive()
+            if incoming is not None:
+                reply, frames = self._answer(incoming)
+                if isinstance(reply, Refusal):
+                    router.rejections.add(Reason.RUN, incoming.address, reply.reason)
+                await router.send(incoming.identity, incoming.address, reply, frames)
+            await asyncio.sleep(0)  # a flood of ready messages must not starve the guards
+
+    def _answer(self, incoming: Incoming) -> Reply:
+        message = incoming.message
+        if isinstance(message, Hello):
+            return self._greet(incoming.identity, message), []
+        if incoming.identity not in self._engines:
+            return Stranger(seq=message.seq), []
+        if isinstance(message, Bye):
+            del self._engines[incoming.identity]
+            return Ack(seq=message.seq), []
+        try:
+            return answer(self._store, self._limits, message)
+        except WeightsError as error:
+            return Failure(seq=message.seq, reason=str(error)), []
+
+    def _greet(self, identity: bytes, hello: Hello) -> ServerMessage:
+        """Of a greeting, only schema and run matter here: an engine has no rank."""
+        reason = refusal(self._run_id, hello)
+        if reason is not None:
+            return Refusal(seq=hello.seq, schema_version=SCHEMA_VERSION, reason=reason)
+        self._engines[identity] = None
+        if len(self._engines) > self._limits.max_peers:
+            self._engines.popitem(last=False)
+        return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION, next_step=0)
+
+    async def _warn_of_exposure(self) -> None:
+        while self._keys is None and not is_local(self.endpoint):
+            logger.warning("{} has no keys and is reachable from other machines (insecure = true)", self.endpoint)
+            await asyncio.sleep(_INSECURE_WARNING_S)
+
+
+class _Stopped(Exception):
+    """Ends the task group of a server that was asked to end."""
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+    raise _Stopped
+
+
+def refusal(run_id: str, hello: Hello) -> str | None:
+    """Why this engine is not served, or None."""
+    if hello.schema_version != SCHEMA_VERSION:
+        return f"schema version {hello.schema_version}, this server speaks {SCHEMA_VERSION}"
+    if hello.run_id != run_id:
+        return f"run {hello.run_id[:_MAX_RUN_ID_CHARS]!r}, this server has the weights of {run_id!r}"
+    return None
+
+
+def answer(store: WeightStore, limits: Limits, message: ClientMessage) -> Reply:
+    """The answer to an engine that was greeted. Raises `WeightsError` for what is not held here."""
+    match message:
+        case GetWeights(seq=seq, version=version):
+            return Weights(seq=seq, offer=store.offer(version)), []
+        case GetWeightBytes(num_bytes=num_bytes) if num_bytes > limits.max_reply_bytes:
+            raise WeightsError(f"{num_bytes} bytes at once, the limit is {limits.max_reply_bytes}")
+        case GetWeightBytes(seq=seq, version=version, offset=offset, num_bytes=num_bytes):
+            data = store.read(version, offset, num_bytes)
+            return WeightBytes(seq=seq, hash=xxhash.xxh3_64_intdigest(data)), [data]
+        case Ping(seq=seq):
+            return Pong(seq=seq), []
+        case other:
+            return Failure(seq=other.seq, reason="this is a weight server: it has no batches"), []
