@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.torch_engine.weights import model_digest
+from inference.torch_engine.weights import model_digest, served_tensors
 from tests.inference.contract_server import (
     ENGINE,
     MAX_BATCH_SIZE,
@@ -27,6 +27,7 @@ from tests.inference.contract_server import (
     save_model,
 )
 from tests.inference.tiny import VOCAB_SIZE, publish, score
+from tests.transport.weight_ranks import Tensors, WeightRanks
 from transport.codec import encode
 from transport.generation import (
     GENERATE_PATH,
@@ -74,6 +75,27 @@ def manifests(folder: Path, models: dict[int, PreTrainedModel]) -> dict[int, Pat
     return {version: publish(folder / "weights", model, version) for version, model in models.items()}
 
 
+@pytest.fixture(scope="module")
+def ranks(models: dict[int, PreTrainedModel]) -> Iterator[WeightRanks]:
+    """Two trainer ranks that serve every version from memory."""
+    with WeightRanks(2) as ranks:
+        for version, model in models.items():
+            ranks.put(tensors_of(model), version)
+        yield ranks
+
+
+@pytest.fixture(params=["filesystem", "zmq"])
+def locations(request: pytest.FixtureRequest, manifests: dict[int, Path], ranks: WeightRanks) -> dict[int, str]:
+    """Where every version is, on each channel."""
+    if request.param == "zmq":
+        return dict.fromkeys(manifests, ranks.location)
+    return {version: str(path) for version, path in manifests.items()}
+
+
+def tensors_of(model: PreTrainedModel) -> Tensors:
+    return {name: tensor.detach().numpy() for name, tensor in served_tensors(model)}
+
+
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
     """A client session."""
@@ -102,9 +124,9 @@ async def generate(http: aiohttp.ClientSession, data: bytes) -> GenerateReply:
 
 
 async def apply(
-    http: aiohttp.ClientSession, server: Server, manifest: Path, version: int
+    http: aiohttp.ClientSession, server: Server, location: Path | str, version: int
 ) -> tuple[int, dict[str, object]]:
-    order = ApplyWeights(manifest_path=str(manifest), version=version)
+    order = ApplyWeights(manifest_path=str(location), version=version)
     async with http.post(WEIGHTS_PATH, data=msgspec.json.encode(order), headers=server.admin) as response:
         return response.status, await response.json()
 
@@ -263,11 +285,11 @@ async def test_admin_routes_need_the_token(http: aiohttp.ClientSession, headers:
 
 
 async def test_update_is_read_back_and_changes_what_is_sampled(
-    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], manifests: dict[int, Path]
+    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], locations: dict[int, str]
 ) -> None:
     before = await generate(http, body(max_tokens=32, temperature=0.0))
     expected = {"version": 3, "digest": model_digest(models[3])}
-    assert await apply(http, server, manifests[3], 3) == (200, expected)
+    assert await apply(http, server, locations[3], 3) == (200, expected)
     assert await served(http, server) == expected
     assert (await health(http)).items() >= expected.items()
     after = await generate(http, body(max_tokens=32, temperature=0.0))  # same prompt: its prefix was cached
@@ -310,6 +332,21 @@ async def test_damaged_publish_is_409_and_the_old_weights_serve(
     reply = await generate(http, body(max_tokens=16))
     assert [span.version for span in reply.versions] == [0]
     assert_exact(models, PROMPT, reply)
+
+
+async def test_damaged_or_lost_transfer_is_409_and_the_old_weights_serve(
+    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel]
+) -> None:
+    with WeightRanks(2) as ranks:
+        location = ranks.put(tensors_of(models[1]), 1, damage=True)
+        assert (await apply(http, server, location, 1))[0] == 409
+        assert (await apply(http, server, location, 2))[0] == 409
+        ranks.put(tensors_of(make_model(1, tied=False)), 3)
+        assert (await apply(http, server, location, 3))[0] == 409
+    with WeightRanks(2, run_id="other") as ranks:
+        assert (await apply(http, server, ranks.put(tensors_of(models[1]), 1), 1))[0] == 409
+    assert (await served(http, server))["digest"] == model_digest(models[0])
+    assert_exact(models, PROMPT, await generate(http, body(max_tokens=16)))
 
 
 async def test_publish_of_another_run_version_or_model_is_409(
@@ -357,7 +394,7 @@ async def test_update_while_paused_stays_paused(
 
 
 async def test_updates_under_64_requests_lose_none_and_every_token_has_its_version(
-    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], manifests: dict[int, Path]
+    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], locations: dict[int, str]
 ) -> None:
     prompts = [[5 + i % 30] * (1 + i % 7) for i in range(64)]
     requests = [body(prompt, 200, f"r{i}", seed=i) for i, prompt in enumerate(prompts)]
@@ -366,7 +403,7 @@ async def test_updates_under_64_requests_lose_none_and_every_token_has_its_versi
     version = 0
     while not all(task.done() for task in tasks) and version + 1 < NUM_VERSIONS:
         version += 1
-        assert (await apply(http, server, manifests[version], version))[0] == 200
+        assert (await apply(http, server, locations[version], version))[0] == 200
     replies = await asyncio.wait_for(asyncio.gather(*tasks), 120)
     assert [reply.request_id for reply in replies] == [f"r{i}" for i in range(64)]
     for prompt, reply in zip(prompts, replies, strict=True):

@@ -57,8 +57,12 @@ def test_final_checkpoint_exports_to_a_model_with_the_published_weights(trained:
 
 
 def test_importance_ratio_is_one_when_nothing_is_stale(tmp_path: Path, copy_model: Path) -> None:
-    run = run_rl(tmp_path, copy_model, "--max-steps", "4", "--orchestrator.max-staleness", "0")
+    """And the weights travel without a shared disk."""
+    flags = ("--max-steps", "4", "--orchestrator.max-staleness", "0", "--trainer.weights.channel", "zmq")
+    run = run_rl(tmp_path, copy_model, *flags)
     assert run.exit_code == 0, run.output
+    assert "serving version 4" in run.output, "the run ended before its last version was live"
+    assert not list((run.path / "weights").glob("v*"))
     assert max(run.column("orchestrator", "staleness/all/max")) == 0
     assert min(run.column("trainer", "ratio/all/min")) > 1 - 1e-5
     assert max(run.column("trainer", "ratio/all/max")) < 1 + 1e-5

@@ -1,11 +1,21 @@
 """Run by torchrun in `test_distributed.py`: what two ranks must agree on. Writes what it saw to `<folder>/<rank>`."""
 
 import sys
+import threading
+from contextlib import closing
 from pathlib import Path
 
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
 from runtime.errors import StorageError
-from trainer.distributed import join
+from trainer.config import WeightsConfig
+from trainer.distributed import Ranks, join
 from trainer.errors import RankMismatch
+from trainer.weight_channel import open_channel
+from transport.location import parse_location
+from transport.weight_client import FetchSettings, fetch_weights
 
 
 def main(folder: Path) -> None:
@@ -22,9 +32,28 @@ def main(folder: Path) -> None:
     assert ranks.together(lambda: str(ranks.rank).encode()) == [b"0", b"1"]
     assert caught(StorageError, lambda: ranks.together(lambda: refuse(ranks.rank == 1))) == "rank 1: disk full"
     ranks.barrier()
-    assert ranks.mesh() is not None
+    publish_and_fetch(ranks)
     (folder / str(ranks.rank)).write_text(f"{ranks.rank} of {ranks.world_size}, first: {ranks.is_first}")
     ranks.close()
+
+
+def publish_and_fetch(ranks: Ranks) -> None:
+    """A sharded model over ZeroMQ is, byte for byte and by its digest, the model."""
+    torch.manual_seed(5)
+    model, whole = nn.Linear(7, 5), nn.Linear(7, 5)
+    whole.load_state_dict(model.state_dict())
+    mesh = ranks.mesh()
+    assert mesh is not None
+    fully_shard(model, mesh=mesh)
+    with closing(open_channel(WeightsConfig(channel="zmq"), Path(), "run", ranks)) as channel:
+        published = channel.publish(model, 3)
+        address = parse_location(published.location)[1]
+        settings = FetchSettings(chunk_bytes=16, lost_timeout_s=60, peer_timeout_s=10)
+        fetched = fetch_weights(address, "run", 3, settings, threading.Event())
+        expected = {name: value.numpy().tobytes() for name, value in whole.state_dict().items()}
+        assert {name: data.tobytes() for name, data in fetched.data.items()} == expected
+        assert fetched.manifest.digest == published.digest
+        ranks.barrier()
 
 
 def refuse(really: bool) -> bytes:
