@@ -403,7 +403,8 @@ async def test_updates_under_64_requests_lose_none_and_every_token_has_its_versi
     version = 0
     while not all(task.done() for task in tasks) and version + 1 < NUM_VERSIONS:
         version += 1
-        assert (await apply(http, server, locations[version], version))[0] == 200
+        status, answer = await apply(http, server, locations[version], version)
+        assert status == 200, answer
     replies = await asyncio.wait_for(asyncio.gather(*tasks), 120)
     assert [reply.request_id for reply in replies] == [f"r{i}" for i in range(64)]
     for prompt, reply in zip(prompts, replies, strict=True):

@@ -59,7 +59,7 @@ def test_resumed_trainer_continues_after_its_checkpoint(outbox: Outbox, last_com
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"schema_version": 2}, "schema version 2, this server speaks 1"),
+        ({"schema_version": 1}, f"schema version 1, this server speaks {SCHEMA_VERSION}"),
         ({"run_id": "b"}, "run 'b', this server runs 'test-run'"),
         ({"rank": 2}, "rank 2 of 2"),
         ({"rank": -1}, "rank -1 of 2"),

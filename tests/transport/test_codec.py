@@ -213,7 +213,7 @@ def test_manifest_of_another_version_names_both() -> None:
 def test_greeting_of_a_future_version_is_recognised_though_it_does_not_decode() -> None:
     future = {"kind": "hello", "seq": 7, "schema_version": 9, "run_id": "r", "colour": [1, 2]}
     assert foreign_greeting(msgspec.msgpack.encode(future)) == (7, 9)
-    assert foreign_greeting(encode(Refusal(seq=3, schema_version=2, reason="old"))) == (3, 2)
+    assert foreign_greeting(encode(Refusal(seq=3, schema_version=1, reason="old"))) == (3, 1)
 
 
 def test_other_messages_are_no_greeting() -> None:
