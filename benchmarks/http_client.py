@@ -25,7 +25,7 @@ import uvloop
 from aiohttp import web
 from openai.types.chat import ChatCompletionMessageParam
 
-from orchestrator.config import EnginesConfig
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from transport.generation import GENERATE_PATH, MSGPACK, GenerateReply, GenerateRequest
 from transport.sample import VersionSpan

@@ -1,4 +1,5 @@
-"""`orchestrator @ file.toml --flags`, `orchestrator ledger RUN`, `orchestrator check-advantage IMPORT_PATH`.
+"""`orchestrator @ file.toml --flags`, `orchestrator eval @ file.toml`, `orchestrator ledger RUN`,
+`orchestrator check-advantage IMPORT_PATH`.
 
 Environments (verifiers takes seconds to import) are loaded once the config is known to be good, so that `--help`,
 `--dry-run` and mistakes answer at once.
@@ -28,6 +29,10 @@ def run(argv: Sequence[str]) -> int:
         return ledger(argv[1:])
     if argv[:1] == ["check-advantage"]:
         return check_advantage(argv[1:])
+    if argv[:1] == ["eval"]:
+        from orchestrator.eval.command import main as evaluate
+
+        return evaluate(argv[1:])
     config = load_config(OrchestratorConfig, argv, prog="orchestrator")
     check_paths(config)
     with ending_at_once():

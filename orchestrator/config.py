@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 
 from orchestrator.advantages.config import AdvantageConfig, GrpoAdvantageConfig
 from orchestrator.algorithms.config import AlgorithmConfig, RlAlgorithmConfig, TeacherConfig
-from orchestrator.config_rules import check_env
+from orchestrator.config_rules import check_engines, check_env
+from orchestrator.engines.config import EnginesConfig
 from runtime.config import Config, HealthConfig, ServiceConfig
 from transport.exposure import is_local
 
@@ -17,38 +18,6 @@ class ModelConfig(Config):
 
     path: Path
     """Hugging Face folder with `tokenizer.json` and the chat template."""
-
-
-class ScriptedEngineConfig(Config):
-    """The engine of `backend = "scripted"`: no model; what it says depends on a request's seed and prompt alone."""
-
-    replies: tuple[str, ...] = ()
-    """Texts to answer with, each as often as it is listed; none: random tokens, which no environment rewards."""
-    latency_s: float = Field(0.0, ge=0)
-    """Median seconds of one answer."""
-    latency_spread: float = Field(0.0, ge=0)
-    """Standard deviation of the logarithm of the latency; 0: every answer takes `latency_s`."""
-    seed: int = Field(0, ge=0)
-    """Another seed gives other answers to the same requests."""
-
-
-class EnginesConfig(Config):
-    """The inference engines."""
-
-    backend: Literal["http", "scripted"] = "http"
-    """`http`: inference servers at `urls`; `scripted`: answers made up in this process, for tests and benchmarks."""
-    scripted: ScriptedEngineConfig = ScriptedEngineConfig()
-    """What the scripted engine says."""
-    urls: tuple[str, ...] = ("http://127.0.0.1:8000",)
-    """Base URLs of the engines; requests go to the one with the least in flight."""
-    request_timeout_s: float = Field(120.0, gt=0)
-    """Seconds that one generate request may take, retries not included."""
-    max_retries: int = Field(3, ge=0)
-    """Tries after the first for connection errors, 429 and 5xx, with jittered back-off."""
-    start_timeout_s: float = Field(180.0, gt=0)
-    """Seconds to wait for every engine to be healthy at start-up; then the run goes on with those that are."""
-    update_timeout_s: float = Field(120.0, gt=0)
-    """Seconds that applying a weight version may take on one engine."""
 
 
 class SamplingConfig(Config):
@@ -268,6 +237,7 @@ class OrchestratorConfig(ServiceConfig):
             raise ValueError(f"eval.envs: names must differ, got {eval_labels}; set eval.envs[].name")
         if len(set(labels)) < len(labels):
             raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
+        check_engines(self.engines)
         for env in self.envs:
             check_env(env, self.advantage_of(env), self.algorithm_of(env), self.teachers)
         if self.max_in_flight < self.largest_group:

@@ -1,16 +1,29 @@
 """Which settings of an environment go together: failure policy, group size, advantage function, algorithm, teacher."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.advantages.config import AdvantageConfig
-    from orchestrator.algorithms.config import AlgorithmConfig
+    from orchestrator.algorithms.config import AlgorithmConfig, TeacherConfig
     from orchestrator.config import EnvConfig
+    from orchestrator.engines.config import EnginesConfig
+
+
+def check_engines(engines: "EnginesConfig") -> None:
+    """Raise `ValueError` if the policy cannot be trained with these engines."""
+    if engines.backend == "openai":
+        raise ValueError(
+            "engines.backend = 'openai' cannot train: an OpenAI-compatible server takes no weight updates and does not "
+            "say which tokens it sampled; use 'http' or 'sglang', or evaluate that server with `orchestrator eval`"
+        )
 
 
 def check_env(
-    env: "EnvConfig", advantage: "AdvantageConfig", algorithm: "AlgorithmConfig", teachers: Collection[str]
+    env: "EnvConfig",
+    advantage: "AdvantageConfig",
+    algorithm: "AlgorithmConfig",
+    teachers: "Mapping[str, TeacherConfig]",
 ) -> None:
     """Raise `ValueError`, naming the environment and what to change, unless `env` can learn as configured."""
     _check_group_size(env)
@@ -46,10 +59,15 @@ def _check_group_size(env: "EnvConfig") -> None:
         )
 
 
-def _check_teacher(env: "EnvConfig", algorithm: "AlgorithmConfig", teachers: Collection[str]) -> None:
+def _check_teacher(env: "EnvConfig", algorithm: "AlgorithmConfig", teachers: "Mapping[str, TeacherConfig]") -> None:
     name = algorithm.teacher_name
     if name is not None and name not in teachers:
         known = ", ".join(sorted(teachers)) or "none"
         raise ValueError(
             f"envs: algorithm {algorithm.type!r} of {env.label!r} names teacher {name!r}, but teachers has {known}"
+        )
+    if name is not None and not algorithm.teacher_generates and teachers[name].backend == "openai":
+        raise ValueError(
+            f"envs: {env.label!r} has algorithm {algorithm.type!r}, which needs log probabilities of given tokens: "
+            f"teacher {name!r} is an OpenAI-compatible server, which does not tell them; use backend = 'http'"
         )

@@ -28,12 +28,12 @@ def rollout_rows(cut: Cut) -> Iterator[dict[str, Any]]:
     """One row per dispatched rollout: what it is, what became of it, and what was said. Failed tries come first."""
     for scored in cut.groups:
         for index, failure in scored.group.failed_tries:
-            yield _head(scored, index) | {"state": failed_state(failure), "advantage": None} | _failure(failure)
+            yield _head(scored, index) | {"state": failed_state(failure), "advantage": None} | failure_row(failure)
         advantages = dict(zip((index for index, _ in scored.group.survivors), scored.advantages, strict=False))
         states = terminal_states(scored, cut.step)
         for index, (result, state) in enumerate(zip(scored.group.results, states, strict=True)):
             head = _head(scored, index) | {"state": state, "advantage": advantages.get(index)}
-            yield head | (_failure(result) if isinstance(result, Failure) else _rollout(result))
+            yield head | (failure_row(result) if isinstance(result, Failure) else rollout_row(result))
 
 
 def _head(scored: ScoredGroup, index: int) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def _head(scored: ScoredGroup, index: int) -> dict[str, Any]:
     }
 
 
-def _rollout(rollout: Rollout) -> dict[str, Any]:
+def rollout_row(rollout: Rollout) -> dict[str, Any]:
+    """What is saved of a finished rollout."""
     versions = [span.version for branch in rollout.branches for span in branch.versions]
     return {
         "reward": rollout.reward,
@@ -76,7 +77,8 @@ def _branch(branch: Branch) -> dict[str, Any]:
     }
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
+def failure_row(failure: Failure) -> dict[str, Any]:
+    """What is saved of a failed one."""
     return {"failure": failure.reason.value, "message": failure.message}
 
 

@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.algorithms.loading import load_envs
 from orchestrator.config import BatchServerConfig, EnvConfig, OrchestratorConfig
+from orchestrator.engines.chat_model import Model
 from orchestrator.engines.factory import make_engine
-from orchestrator.engines.protocol import Engine, Generator
+from orchestrator.engines.protocol import Engine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.envs.workers.env import WorkerEnv, worker_facts
@@ -62,13 +63,13 @@ def load_backend(config: OrchestratorConfig) -> Backend:
     engine = make_engine(config, tokenizer)
     workers: list[WorkerEnv] = []
 
-    def load(env: EnvConfig, generator: Generator) -> EnvAdapter:
+    def load(env: EnvConfig, generator: Model) -> EnvAdapter:
         adapter = load_env(env, generator, tokenizer)
         if isinstance(adapter, WorkerEnv):
             workers.append(adapter)
         return adapter
 
-    adapters = load_envs(config, engine, tokenizer.vocab_size, load)
+    adapters = load_envs(config, engine, tokenizer.vocab_size, load, tokenizer)
     return Backend(engine, adapters, [load(env.as_env, engine) for env in config.eval.envs], workers)
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from orchestrator.engines.config import OpenAIConfig
 from runtime.config import Config
 
 
@@ -22,6 +23,11 @@ class AlgorithmConfigBase(Config):
     def teacher_name(self) -> str | None:
         """The key in `teachers` that it needs."""
         return None
+
+    @property
+    def teacher_generates(self) -> bool:
+        """Whether the teacher plays, and does not score."""
+        return False
 
 
 class RlAlgorithmConfig(AlgorithmConfigBase):
@@ -50,6 +56,11 @@ class SftAlgorithmConfig(AlgorithmConfigBase):
     def teacher_name(self) -> str | None:
         """It generates."""
         return self.teacher
+
+    @property
+    def teacher_generates(self) -> bool:
+        """It plays the environment."""
+        return True
 
 
 class OpdAlgorithmConfig(AlgorithmConfigBase):
@@ -82,12 +93,18 @@ AlgorithmConfig = Annotated[
 
 
 class TeacherConfig(Config):
-    """A frozen model behind an inference server of ours, with the tokenizer of the policy."""
+    """A frozen model: behind an inference server of ours, with the tokenizer of the policy, or behind any
+    OpenAI-compatible server, which can only generate (`sft`)."""
 
+    backend: Literal["http", "openai"] = "http"
+    """`http`: `inference`; `openai`: an OpenAI-compatible server. What it writes is tokenized by the policy's
+    tokenizer."""
+    openai: OpenAIConfig = OpenAIConfig()
+    """How an OpenAI-compatible server is asked."""
     url: str = Field(pattern=r"^https?://\S+$")
     """Base URL of the server."""
     model: str | None = None
-    """Name that the server's `/health` must say; unset: any."""
+    """Name that the `/health` of a server of ours must say; unset: any."""
     max_concurrency: int = Field(32, gt=0)
     """Scoring requests that run at the same time; further ones wait."""
     request_timeout_s: float = Field(120.0, gt=0)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 
+from orchestrator.algorithms.chat_teacher import ChatTeacher
 from orchestrator.algorithms.teacher import Teacher
 from orchestrator.engines.protocol import EngineError
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
@@ -13,11 +14,11 @@ from orchestrator.rollout import Branch, Example, Failure, FailureReason, Rollou
 class PlayedEnv:
     """An environment whose rollouts the teacher generates; `env` was made with the teacher as its generator."""
 
-    def __init__(self, env: EnvAdapter, teacher: Teacher) -> None:
+    def __init__(self, env: EnvAdapter, teacher: Teacher | ChatTeacher) -> None:
         self.name = env.name
         self.scores_jointly = env.scores_jointly
         self._env = env
-        self._teacher = teacher
+        self._player = teacher
 
     @property
     def examples(self) -> Sequence[Example]:
@@ -26,7 +27,7 @@ class PlayedEnv:
 
     async def start(self) -> None:
         """First the teacher: without it nothing can run. Raises `PeerLostError`, `UserError`."""
-        await self._teacher.start()
+        await self._player.start()
         await self._env.start()
 
     async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
@@ -36,11 +37,15 @@ class PlayedEnv:
     async def close(self) -> None:
         """Idempotent."""
         await self._env.close()
-        await self._teacher.close()
+        await self._player.close()
 
 
 class ScoredEnv(PlayedEnv):
     """An environment whose finished rollouts get the teacher's log probabilities on every branch that is trained."""
+
+    def __init__(self, env: EnvAdapter, teacher: Teacher) -> None:
+        super().__init__(env, teacher)
+        self._teacher = teacher
 
     async def start(self) -> None:
         """Also find out whether the teacher scores."""

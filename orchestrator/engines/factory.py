@@ -1,16 +1,45 @@
 """From `engines` in the config to the engine that generates."""
 
+from typing import TYPE_CHECKING
+
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines import scripted
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
+from orchestrator.engines.openai import OpenAIModel
 from orchestrator.engines.protocol import Engine
 from orchestrator.tokenizer import Tokenizer
+from runtime.errors import UserError
 from runtime.secret_file import read_or_make_secret
+
+if TYPE_CHECKING:
+    from orchestrator.eval.command_config import EvalCommandConfig
 
 
 def make_engine(config: OrchestratorConfig, tokenizer: Tokenizer) -> Engine:
     """The engine of `engines.backend`, not started. Raises `UserError` for a bad token file."""
-    if config.engines.backend == "scripted":
-        return scripted.from_config(config.engines.scripted, tokenizer)
     token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
-    return HttpEngine(config.engines, token)
+    return _token_engine(config.engines, tokenizer, token)
+
+
+def make_eval_model(config: "EvalCommandConfig", tokenizer: Tokenizer | None) -> Engine | OpenAIModel:
+    """What `orchestrator eval` asks, not started. Raises `UserError`."""
+    engines = config.engines
+    if engines.backend == "openai":
+        return OpenAIModel(
+            engines.urls,
+            engines.openai,
+            request_timeout_s=engines.request_timeout_s,
+            max_retries=engines.max_retries,
+            start_timeout_s=engines.start_timeout_s,
+            tokenizer=tokenizer,
+        )
+    if tokenizer is None:
+        raise UserError(f"engines.backend = {engines.backend!r} needs model.path")
+    return _token_engine(engines, tokenizer, admin_token=None)
+
+
+def _token_engine(engines: EnginesConfig, tokenizer: Tokenizer, admin_token: str | None) -> Engine:
+    if engines.backend == "scripted":
+        return scripted.from_config(engines.scripted, tokenizer)
+    return HttpEngine(engines, admin_token)

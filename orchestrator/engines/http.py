@@ -14,9 +14,9 @@ import aiohttp
 import msgspec
 from loguru import logger
 
-from orchestrator.config import EnginesConfig
 from orchestrator.engines.availability import Availability
 from orchestrator.engines.circuit import MAX_FAILURES
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http_client import EngineClient, new_session
 from orchestrator.engines.load import EngineLoad, total_load
 from orchestrator.engines.pool import EnginePool

@@ -6,16 +6,13 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from orchestrator.engines.exchange import exchange
 from orchestrator.engines.load import EngineLoad
 from orchestrator.engines.protocol import EngineError
-from orchestrator.engines.retry import TemporaryError, parse_retry_after
 from transport.generation import GENERATE_PATH, MSGPACK, SCORE_PATH, WEIGHTS_PATH, ApplyWeights, ServedWeights
 
 HEALTH_TIMEOUT_S = 3.0
 KEEPALIVE_S = 60.0
-MAX_ERROR_CHARS = 500
-NOT_IMPLEMENTED = 501
-"""The one answer above 500 that will not change."""
 
 _T = TypeVar("_T")
 _MSGPACK_HEADERS = {"Content-Type": MSGPACK}
@@ -94,22 +91,7 @@ class EngineClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Body of a 200. `TemporaryError` without an answer and for 429 and 5xx but 501, `EngineError` elsewhere."""
-        url, timeout = self.url + path, aiohttp.ClientTimeout(total=timeout_s)
-        try:
-            async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
-                payload = await response.read()
-        except TimeoutError as error:
-            raise TemporaryError(f"{url} did not answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise TemporaryError(f"{url} did not answer: {type(error).__name__}: {error}") from error
-        if response.status == 200:
-            return payload
-        message = f"{url} answered {response.status}: {payload[:MAX_ERROR_CHARS].decode(errors='replace')}"
-        if response.status == 429 or (response.status >= 500 and response.status != NOT_IMPLEMENTED):
-            retry_after_s = parse_retry_after(response.headers.get("Retry-After"))
-            raise TemporaryError(message, retry_after_s, is_busy=response.status == 429)
-        raise EngineError(message)
+        return await exchange(self._session, method, self.url + path, timeout_s, body, headers)
 
     def _decode(self, decoder: "msgspec.json.Decoder[_T]", payload: bytes, url: str) -> _T:
         try:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import xxhash
 
-from orchestrator.config import ScriptedEngineConfig
 from orchestrator.engines.availability import Availability
+from orchestrator.engines.config import ScriptedEngineConfig
 from orchestrator.engines.load import EngineLoad
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.validation import check_reply

@@ -7,7 +7,7 @@ import msgspec
 
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.gateway.session import Session
+from orchestrator.gateway.session import AnySession
 from orchestrator.rollout import Failure, FailureReason, Rollout
 
 MAX_MESSAGE_CHARS = 2000
@@ -29,7 +29,7 @@ def failure(reason: FailureReason, message: str) -> Failure:
 
 def scored(
     request: RolloutRequest,
-    session: Session,
+    session: AnySession,
     *,
     reward: float,
     metrics: Mapping[str, float | None],

@@ -23,12 +23,12 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.state import state_cls
 
 from orchestrator.config import EnvConfig
-from orchestrator.engines.protocol import Generator
+from orchestrator.engines.chat_model import Model
 from orchestrator.envs.examples import example_ids
 from orchestrator.envs.outcome import failure, failure_of, scored
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.gateway.server import Gateway
-from orchestrator.gateway.session import Completion, SamplingPlan, Session
+from orchestrator.gateway.session import AnySession, Completion, SamplingPlan, open_session
 from orchestrator.rollout import Example, Failure, FailureReason, Rollout
 from orchestrator.seeds import stable_hash
 from orchestrator.state_columns import read_columns
@@ -98,7 +98,7 @@ class VerifiersAdapter:
 class DirectDriver:
     """One prompt, one completion, the task's own scoring."""
 
-    def __init__(self, config: EnvConfig, engine: Generator, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EnvConfig, engine: Model, tokenizer: Tokenizer | None) -> None:
         model, self._columns = config.label, config.state_columns
         self._engine = engine
         self._tokenizer = tokenizer
@@ -111,7 +111,7 @@ class DirectDriver:
         """Raises what the engine or the task's scoring raises."""
         started = time.monotonic()
         task = request.example.payload
-        session = Session(self._engine, self._tokenizer, _plan(request, request.index))
+        session = open_session(self._engine, self._tokenizer, _plan(request, request.index))
         prompt = _prompt_messages(task.data)
         completion = await session.complete([message_to_wire(message) for message in prompt])
         trace = self._trace(task, prompt, completion)
@@ -142,7 +142,7 @@ class GatewayDriver:
     """The environment's own control flow, with our gateway as its model."""
 
     def __init__(
-        self, env: vf.Env, config: EnvConfig, engine: Generator, tokenizer: Tokenizer, *, scores_jointly: bool
+        self, env: vf.Env, config: EnvConfig, engine: Model, tokenizer: Tokenizer | None, *, scores_jointly: bool
     ) -> None:
         self._env = env
         self._model, self._columns = config.label, config.state_columns
@@ -161,11 +161,11 @@ class GatewayDriver:
     async def run(self, request: RolloutRequest) -> list[Rollout | Failure]:
         """One episode."""
         started = time.monotonic()
-        sessions: dict[str, Session] = {}
+        sessions: dict[str, AnySession] = {}
 
         def minted(trace: vf.Trace) -> None:
             index = len(sessions) if self._scores_jointly else request.index
-            sessions[trace.id] = Session(self._engine, self._tokenizer, _plan(request, index))
+            sessions[trace.id] = open_session(self._engine, self._tokenizer, _plan(request, index))
             self._gateway.open(trace.id, sessions[trace.id])
 
         try:
@@ -187,7 +187,7 @@ class GatewayDriver:
         return vf.ModelContext(self._model, client, sampling)
 
     def _outcomes(
-        self, request: RolloutRequest, episode: vf.Episode, sessions: dict[str, Session], duration_s: float
+        self, request: RolloutRequest, episode: vf.Episode, sessions: dict[str, AnySession], duration_s: float
     ) -> list[Rollout | Failure]:
         expected = request.group_size if self._scores_jointly else 1
         failed = _episode_failure(episode, sessions)
@@ -235,7 +235,7 @@ class GatewayHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         return vf.ProgramResult(exit_code=int(failed), stdout="", stderr=text if failed else "")
 
 
-def load(config: EnvConfig, engine: Generator, tokenizer: Tokenizer) -> VerifiersAdapter:
+def load(config: EnvConfig, engine: Model, tokenizer: Tokenizer | None) -> VerifiersAdapter:
     """The environment that `config` names. Raises `UserError`."""
     env, scores_jointly = _load_env(config)
     tasks = _load_tasks(config, env)
@@ -345,7 +345,7 @@ def _prompt_messages(data: vf.TaskData) -> list[Any]:
 
 
 def _scored_trace(
-    request: RolloutRequest, session: Session, trace: vf.Trace, columns: Sequence[str], duration_s: float
+    request: RolloutRequest, session: AnySession, trace: vf.Trace, columns: Sequence[str], duration_s: float
 ) -> Rollout | Failure:
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored:  # verifiers counts a reward that never came as 0
@@ -361,7 +361,7 @@ def _scored_trace(
     )
 
 
-def _episode_failure(episode: vf.Episode, sessions: dict[str, Session]) -> Failure | None:
+def _episode_failure(episode: vf.Episode, sessions: dict[str, AnySession]) -> Failure | None:
     """The first cause that made the episode useless: the engine's before the environment's."""
     engine_errors = [session.failure for session in sessions.values() if session.failure is not None]
     if episode.ok:

@@ -11,28 +11,22 @@ result file are not evaluated again; one that was interrupted is evaluated from 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 from loguru import logger
 
-from orchestrator.acceptance import accept
-from orchestrator.config import EvalConfig, EvalEnvConfig
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.config import EvalConfig
+from orchestrator.envs.protocol import EnvAdapter
+from orchestrator.eval.playing import play, unplayed
 from orchestrator.eval.schedule import due_version, last_evaluated, save_result
 from orchestrator.eval.stats import eval_metrics
-from orchestrator.rollout import Example, Failure, FailureReason, Rollout
-from orchestrator.scheduler import call_adapter
-from orchestrator.seeds import rollout_seed
 from runtime.health import Health
 
 Log = Callable[[int, Mapping[str, float]], None]
-Outcomes = dict[str, dict[str, list[Rollout | Failure]]]
-"""By environment and example id; every slot is a failure until its rollout comes back."""
 LOOP = "evaluator"
-UNFINISHED = Failure(FailureReason.CANCELLED, "the evaluation ended before the rollout did")
 
 
 class PinnedPolicy(Protocol):
@@ -97,12 +91,19 @@ class Evaluator:
         return due_version(self._last_done, self._config.every_steps, self._last_version)
 
     async def _evaluate(self) -> None:
-        outcomes: Outcomes = {env.label: {} for env, _ in self._envs}
+        outcomes = unplayed(self._envs)
         version = self._policy.live
         try:
             async with asyncio.timeout(self._config.timeout_s), self._policy.pinned() as version:
                 with self._health.waiting(f"the evaluation of version {version}", loop=LOOP):
-                    await self._play(version, outcomes)
+                    await play(
+                        self._envs,
+                        outcomes,
+                        version,
+                        seed=self._seed,
+                        max_in_flight=self._config.max_in_flight,
+                        on_result=self._health.progress,
+                    )
         except TimeoutError:
             logger.warning("the evaluation of version {} took over {:g} s", version, self._config.timeout_s)
         values: dict[str, float] = {}
@@ -119,49 +120,3 @@ class Evaluator:
         self._log(version, values)
         rewards = {key: value for key, value in values.items() if key.startswith("eval_reward")}
         logger.info("version {} is evaluated: {}", version, ", ".join(f"{k} {v:.4g}" for k, v in rewards.items()))
-
-    async def _play(self, version: int, outcomes: Outcomes) -> None:
-        """All rollouts, `max_in_flight` at a time."""
-        todo = self._todo(version, outcomes)
-
-        async def work() -> None:
-            for adapter, request, slots in todo:  # shared: each takes the next one
-                results = accept(await call_adapter(adapter, request), _num_results(adapter, request), version)
-                slots[request.index : request.index + len(results)] = results
-                self._health.progress()
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self._config.max_in_flight):
-                tasks.create_task(work())
-
-    def _todo(
-        self, version: int, outcomes: Outcomes
-    ) -> Iterator[tuple[EnvAdapter, RolloutRequest, list[Rollout | Failure]]]:
-        for env, adapter in self._envs:
-            for example in adapter.examples[: env.num_examples]:
-                outcomes[env.label][example.example_id] = [UNFINISHED] * env.rollouts_per_example
-        for env, adapter in self._envs:
-            for example in adapter.examples[: env.num_examples]:
-                slots = outcomes[env.label][example.example_id]
-                for index in range(1 if adapter.scores_jointly else len(slots)):
-                    # The same seeds for every version: two versions are compared on equal terms.
-                    seed = rollout_seed(self._seed, f"eval/{env.label}", example.example_id, 0, index)
-                    group_id = f"{env.label}/{example.example_id}/eval-{version}"
-                    yield adapter, _request(env, example, group_id, index, seed), slots
-
-
-def _request(env: EvalEnvConfig, example: Example, group_id: str, index: int, seed: int) -> RolloutRequest:
-    return RolloutRequest(
-        example=example,
-        group_id=group_id,
-        index=index,
-        group_size=env.rollouts_per_example,
-        seed=seed,
-        temperature=env.sampling.temperature,
-        max_tokens=env.sampling.max_tokens,
-        timeout_s=env.rollout_timeout_s,
-    )
-
-
-def _num_results(adapter: EnvAdapter, request: RolloutRequest) -> int:
-    return request.group_size if adapter.scores_jointly else 1

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from orchestrator.chat_template import ChatTemplateError
 from orchestrator.engines.protocol import EngineError
-from orchestrator.gateway.session import Completion, Session
+from orchestrator.gateway.session import AnySession, Completion
 from runtime.http_log import http_logger
 
 SESSION_HEADER = "X-Session-ID"
@@ -50,7 +50,7 @@ class Gateway:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AnySession] = {}
         self._runner: web.AppRunner | None = None
         self._url = ""
 
@@ -64,7 +64,7 @@ class Gateway:
         """Rollouts that may call."""
         return len(self._sessions)
 
-    def open(self, session_id: str, session: Session) -> None:
+    def open(self, session_id: str, session: AnySession) -> None:
         """Let `session_id` call from now on."""
         self._sessions[session_id] = session
 

@@ -6,14 +6,19 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from runtime.config import parse_config
+from orchestrator.eval.command_config import EvalCommandConfig
+from runtime.config import Config, parse_config
 from runtime.config_keys import Key, config_keys
 from runtime.rl_config import SHARED_KEYS, RlConfig, compose
 from runtime.services import find_services
 from tests.architecture.sources import PACKAGES, ROOT, nodes
 
 FILES = sorted((ROOT / "configs").rglob("*.toml"))
-CLASSES = {spec.name: spec.config_class for spec in find_services()} | {"rl": compose(find_services())}
+CLASSES: dict[str, type[Config]] = {
+    **{spec.name: spec.config_class for spec in find_services()},
+    "rl": compose(find_services()),
+    "eval": EvalCommandConfig,
+}
 KEYS = [
     pytest.param(key, name, id=f"{name}:{key.name}")
     for name, config_class in CLASSES.items()
@@ -58,6 +63,7 @@ READ = attributes_read()
 @pytest.mark.parametrize(("key", "service"), KEYS)
 def test_every_key_is_read(key: Key, service: str) -> None:
     name = key.name.rsplit(".", 1)[-1]
-    readers = READ["runtime"] | READ.get(service, set()) | set(SHARED_KEYS)
+    package = "orchestrator" if service == "eval" else service
+    readers = READ["runtime"] | READ.get(package, set()) | set(SHARED_KEYS)
     has_one_value = get_origin(key.field.annotation) is Literal and len(get_args(key.field.annotation)) == 1
     assert name in readers or has_one_value, f"nothing in {service} or runtime reads {key.name}"

@@ -6,7 +6,6 @@ which blocks the event loop for ever does not outlive the run.
 
 import asyncio
 import faulthandler
-import itertools
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from pathlib import Path
 import uvloop
 
 from orchestrator.config import EnvConfig
-from orchestrator.engines.protocol import EngineError, Generator, InvalidResponse
+from orchestrator.engines.chat_model import Model
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.envs.workers.frames import FrameLink, receive_blocking
@@ -28,11 +27,10 @@ from orchestrator.envs.workers.messages import (
     BEAT_S,
     TO_WORKER,
     Answer,
-    Ask,
     Beat,
     Broken,
+    ChatAnswer,
     Done,
-    Drop,
     Load,
     NoAnswer,
     Ready,
@@ -42,6 +40,7 @@ from orchestrator.envs.workers.messages import (
     ToWorker,
     encode_frame,
 )
+from orchestrator.envs.workers.remote import RemoteChat, RemoteDesk, RemoteGenerator
 from orchestrator.envs.workers.rollout_frames import to_frames
 from orchestrator.errors import WorkerLinkError
 from orchestrator.rollout import Failure, FailureReason
@@ -49,64 +48,25 @@ from orchestrator.scheduler import call_adapter
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import ServiceError
 from runtime.logging import start_logging
-from transport.generation import GenerateReply, GenerateRequest
 
-LoadAdapter = Callable[[EnvConfig, Generator, Tokenizer], EnvAdapter]
+LoadAdapter = Callable[[EnvConfig, Model, Tokenizer | None], EnvAdapter]
 LOAD_TIMEOUT_S = 60.0
 ORPHAN_S = 2.0
 """Seconds that an orphan gets to end well."""
 
 
-class RemoteGenerator:
-    """Implements `Generator`: the orchestrator's engines, asked over the link."""
-
-    def __init__(self) -> None:
-        self._link: FrameLink[ToWorker] | None = None
-        self._waiting: dict[int, asyncio.Future[GenerateReply]] = {}
-        self._ids = itertools.count()
-
-    def attach(self, link: "FrameLink[ToWorker]") -> None:
-        """Ask over `link` from now on."""
-        self._link = link
-
-    async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """See `Generator`. The wait is bounded by the rollout's deadline; a question nobody waits for is dropped."""
-        if self._link is None:
-            raise EngineError("the worker is not connected")
-        ask_id = next(self._ids)
-        answer: asyncio.Future[GenerateReply] = asyncio.get_running_loop().create_future()
-        self._waiting[ask_id] = answer
-        try:
-            self._link.send(Ask(id=ask_id, request=request))
-            return await answer
-        finally:
-            del self._waiting[ask_id]
-            if answer.cancelled():
-                self._link.send(Drop(id=ask_id))
-
-    def answered(self, message: Answer | NoAnswer) -> None:
-        """The orchestrator's answer; one that nobody waits for any more is thrown away."""
-        waiting = self._waiting.get(message.id)
-        if waiting is None or waiting.done():
-            return
-        if isinstance(message, Answer):
-            waiting.set_result(message.reply)
-        else:
-            waiting.set_exception((InvalidResponse if message.is_invalid else EngineError)(message.reason))
-
-
 class WorkerProgram:
     """Plays runs until the orchestrator hangs up."""
 
-    def __init__(self, adapter: EnvAdapter, generator: RemoteGenerator) -> None:
+    def __init__(self, adapter: EnvAdapter, desk: RemoteDesk) -> None:
         self._adapter = adapter
-        self._generator = generator
+        self._desk = desk
         self._runs: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, end: socket.socket) -> None:
         """Returns when the orchestrator is gone."""
         link = await FrameLink.open(end, TO_WORKER)
-        self._generator.attach(link)
+        self._desk.attach(link)
         try:
             await self._adapter.start()
         except Exception as error:  # whatever it is, this environment does not start
@@ -130,8 +90,8 @@ class WorkerProgram:
                 self._runs[run_id].add_done_callback(lambda _: self._runs.pop(run_id, None))
             case Stop(id=run_id) if run_id in self._runs:
                 self._runs[run_id].cancel()
-            case Answer() | NoAnswer():
-                self._generator.answered(message)
+            case Answer() | ChatAnswer() | NoAnswer():
+                self._desk.answered(message)
             case _:
                 pass  # a stop that comes after the end
 
@@ -175,15 +135,16 @@ def main(descriptor: int, load_adapter: LoadAdapter = load_env) -> None:
         return  # the orchestrator went away meanwhile
     assert isinstance(load, Load), "the first message is Load"
     sys.path.extend(path for path in load.search_path if path not in sys.path)
-    generator = RemoteGenerator()
+    desk = RemoteDesk()
     try:
         config = EnvConfig.model_validate_json(load.env)
-        adapter = load_adapter(config, generator, Tokenizer.from_folder(Path(load.model_path)))
+        tokenizer = None if load.model_path is None else Tokenizer.from_folder(Path(load.model_path))
+        adapter = load_adapter(config, RemoteChat(desk) if load.is_chat else RemoteGenerator(desk), tokenizer)
     except ServiceError as error:
         with suppress(OSError):
             end.sendall(encode_frame(Refused(reason=str(error))))
         return
-    uvloop.run(WorkerProgram(adapter, generator).serve(end))
+    uvloop.run(WorkerProgram(adapter, desk).serve(end))
 
 
 def _end_with_parent() -> None:

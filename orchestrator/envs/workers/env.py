@@ -19,12 +19,12 @@ from pathlib import Path
 from loguru import logger
 
 from orchestrator.config import EnvConfig
-from orchestrator.engines.protocol import Generator
+from orchestrator.engines.chat_model import ChatModel, Model
 from orchestrator.envs.outcome import failure
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.workers.frames import FrameLink, receive_blocking
 from orchestrator.envs.workers.messages import FROM_WORKER, FromWorker, Ready, Refused
-from orchestrator.envs.workers.process import COMMAND, END_S, WorkerProcess
+from orchestrator.envs.workers.process import COMMAND, END_S, WorkerModel, WorkerProcess
 from orchestrator.envs.workers.worker import BLOCKED_S, Worker, WorkerGone, least_busy
 from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
 from orchestrator.rollout import Example, Failure, FailureReason, Rollout
@@ -43,8 +43,8 @@ class WorkerEnv:
     def __init__(
         self,
         config: EnvConfig,
-        generator: Generator,
-        model_path: Path,
+        model: Model,
+        told: WorkerModel,
         processes: Sequence[WorkerProcess],
         ready: Ready,
         command: Sequence[str] = COMMAND,
@@ -56,8 +56,8 @@ class WorkerEnv:
         self.problem = ""
         """How the last worker that died ended; empty while all are up."""
         self._config = config
-        self._generator = generator
-        self._model_path = model_path
+        self._model = model
+        self._told = told
         self._processes = list(processes)
         self._ready = ready
         self._command = command
@@ -94,7 +94,7 @@ class WorkerEnv:
         """Connect to the workers, and keep them alive from now on."""
         for slot, process in enumerate(self._processes):
             link = await FrameLink.open(process.end_of_link, FROM_WORKER)
-            self._workers[slot] = Worker(process, link, self._generator)
+            self._workers[slot] = Worker(process, link, self._model)
             self._tasks.append(asyncio.create_task(self._keep_alive(slot), name=f"worker {slot} of {self.name}"))
         self._processes.clear()
 
@@ -191,7 +191,7 @@ class WorkerEnv:
         self._changed.set()
 
     async def _start_again(self) -> Worker:
-        process = await asyncio.to_thread(WorkerProcess, self._config, self._model_path, self._command)
+        process = await asyncio.to_thread(WorkerProcess, self._config, self._told, self._command)
         link: FrameLink[FromWorker] | None = None
         try:
             link = await FrameLink.open(process.end_of_link, FROM_WORKER)
@@ -205,14 +205,16 @@ class WorkerEnv:
                     await asyncio.shield(link.close())
             await asyncio.shield(asyncio.to_thread(process.end, 0.0))
             raise
-        return Worker(process, link, self._generator)
+        return Worker(process, link, self._model)
 
 
 def load_in_workers(
-    config: EnvConfig, generator: Generator, model_path: Path, command: Sequence[str] = COMMAND
+    config: EnvConfig, model: Model, folder: Path | None, command: Sequence[str] = COMMAND
 ) -> WorkerEnv:
-    """Start all workers of an environment and wait until they have loaded it. Blocks. Raises `UserError`."""
-    processes = [WorkerProcess(config, model_path, command) for _ in range(config.num_workers)]
+    """Start all workers of an environment and wait until they have loaded it; `folder` has the tokenizer. Blocks.
+    Raises `UserError`."""
+    told = WorkerModel(folder, is_chat=isinstance(model, ChatModel))
+    processes = [WorkerProcess(config, told, command) for _ in range(config.num_workers)]
     deadline = time.monotonic() + config.worker_start_timeout_s
     try:
         ready = [_wait_ready(config, process, deadline) for process in processes]
@@ -222,7 +224,7 @@ def load_in_workers(
         for process in processes:
             process.end(0.0)
         raise
-    return WorkerEnv(config, generator, model_path, processes, ready[0], command)
+    return WorkerEnv(config, model, told, processes, ready[0], command)
 
 
 def _wait_ready(config: EnvConfig, process: WorkerProcess, deadline: float) -> Ready:

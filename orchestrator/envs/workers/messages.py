@@ -2,7 +2,8 @@
 
     orchestrator ──Load──▶ worker ──Ready | Refused──▶
     orchestrator ──Run, Stop──▶ worker ──Done | Broken──▶          one rollout, or one joint group
-    worker ──Ask, Drop──▶ orchestrator ──Answer | NoAnswer──▶      one generation, by the engines of the orchestrator
+    worker ──Ask | AskChat, Drop──▶ orchestrator                   one generation, by the engines of the orchestrator
+    orchestrator ──Answer | ChatAnswer | NoAnswer──▶ worker
     worker ──Beat──▶                                               every `BEAT_S`, while its event loop turns
 
 A frame is four bytes of length (little-endian) and a msgpack message. Arrays are `EncodedTensor`s.
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from orchestrator.engines.chat_model import ChatAsk, ChatReply
 from orchestrator.errors import WorkerLinkError
 from orchestrator.rollout import FailureReason
 from transport.generation import GenerateReply, GenerateRequest
@@ -35,7 +37,10 @@ class Load(_Message, frozen=True, tag="load"):
     """First message. `env` is an `EnvConfig` as JSON, `search_path` the `sys.path` of the orchestrator."""
 
     env: bytes
-    model_path: str
+    model_path: str | None
+    """Folder of the tokenizer, if there is one."""
+    is_chat: bool
+    """Whether the model is asked with messages (`ChatModel`), and not with tokens."""
     search_path: tuple[str, ...]
 
 
@@ -66,6 +71,13 @@ class Answer(_Message, frozen=True, tag="answer"):
     reply: GenerateReply
 
 
+class ChatAnswer(_Message, frozen=True, tag="chat_answer"):
+    """The model's reply to `AskChat`."""
+
+    id: int
+    reply: ChatReply
+
+
 class NoAnswer(_Message, frozen=True, tag="no_answer"):
     """The engines failed `Ask`; `is_invalid`: they answered with what must not be trained on."""
 
@@ -92,6 +104,13 @@ class Ask(_Message, frozen=True, tag="ask"):
 
     id: int
     request: GenerateRequest
+
+
+class AskChat(_Message, frozen=True, tag="ask_chat"):
+    """Continue this conversation."""
+
+    id: int
+    request: ChatAsk
 
 
 class Drop(_Message, frozen=True, tag="drop"):
@@ -152,8 +171,8 @@ class Beat(_Message, frozen=True, tag="beat"):
     """The worker's event loop turns."""
 
 
-ToWorker = Load | Run | Stop | Answer | NoAnswer
-FromWorker = Ready | Refused | Ask | Drop | Done | Broken | Beat
+ToWorker = Load | Run | Stop | Answer | ChatAnswer | NoAnswer
+FromWorker = Ready | Refused | Ask | AskChat | Drop | Done | Broken | Beat
 
 _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()

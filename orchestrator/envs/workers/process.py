@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config import EnvConfig
@@ -25,10 +26,20 @@ END_S = 5.0
 POLL_S = 0.02
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerModel:
+    """What a worker must know about the model that its environment is played with."""
+
+    folder: Path | None
+    """Where its tokenizer is, if there is one."""
+    is_chat: bool = False
+    """Whether it takes messages, and not tokens."""
+
+
 class WorkerProcess:
     """Started at once; the first message it gets is `Load`. `end` must be called."""
 
-    def __init__(self, config: EnvConfig, model_path: Path, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, config: EnvConfig, model: WorkerModel, command: Sequence[str] = COMMAND) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -41,7 +52,8 @@ class WorkerProcess:
         # The message is far smaller than the socket's buffer: this does not wait.
         load = Load(
             env=config.model_copy(update={"num_workers": 0}).model_dump_json().encode(),
-            model_path=str(model_path.resolve()),
+            model_path=None if model.folder is None else str(model.folder.resolve()),
+            is_chat=model.is_chat,
             search_path=tuple(sys.path),
         )
         ours.sendall(encode_frame(load))

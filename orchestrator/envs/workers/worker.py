@@ -5,10 +5,23 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from orchestrator.engines.protocol import EngineError, Generator, InvalidResponse
+from orchestrator.engines.chat_model import ChatModel, Model
+from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.workers.frames import FrameLink
-from orchestrator.envs.workers.messages import Answer, Ask, Broken, Done, Drop, FromWorker, NoAnswer, Run, Stop
+from orchestrator.envs.workers.messages import (
+    Answer,
+    Ask,
+    AskChat,
+    Broken,
+    ChatAnswer,
+    Done,
+    Drop,
+    FromWorker,
+    NoAnswer,
+    Run,
+    Stop,
+)
 from orchestrator.envs.workers.process import WorkerProcess
 from orchestrator.envs.workers.rollout_frames import from_frames
 from orchestrator.errors import WorkerLinkError
@@ -28,10 +41,10 @@ class WorkerGone(Exception):
 class Worker:
     """`serve` must run while `run` is used; it returns when the worker is gone, and all its runs fail with it."""
 
-    def __init__(self, process: WorkerProcess, link: "FrameLink[FromWorker]", generator: Generator) -> None:
+    def __init__(self, process: WorkerProcess, link: "FrameLink[FromWorker]", model: Model) -> None:
         self.process = process
         self._link = link
-        self._generator = generator
+        self._model = model
         self._runs: dict[int, asyncio.Future[Results]] = {}
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._ids = itertools.count()
@@ -88,7 +101,7 @@ class Worker:
 
     def _take(self, tasks: asyncio.TaskGroup, message: FromWorker) -> None:
         match message:
-            case Ask():
+            case Ask() | AskChat():
                 self._asks[message.id] = tasks.create_task(self._answer(message))
             case Drop() if message.id in self._asks:
                 self._asks[message.id].cancel()
@@ -101,10 +114,9 @@ class Worker:
             case _:
                 pass  # a beat, or something that nobody waits for any more
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _answer(self, ask: Ask | AskChat) -> None:
         try:
-            reply = await self._generator.generate(ask.request)
-            self._link.send(Answer(id=ask.id, reply=reply))
+            self._link.send(await self._reply(ask))
         except EngineError as error:
             invalid = isinstance(error, InvalidResponse)
             self._link.send(NoAnswer(id=ask.id, reason=str(error), is_invalid=invalid))
@@ -112,6 +124,15 @@ class Worker:
             self._link.send(NoAnswer(id=ask.id, reason=f"{type(error).__name__}: {error}", is_invalid=False))
         finally:
             self._asks.pop(ask.id, None)
+
+    async def _reply(self, ask: Ask | AskChat) -> Answer | ChatAnswer:
+        if isinstance(ask, AskChat):
+            if not isinstance(self._model, ChatModel):
+                raise EngineError("the model takes tokens, not messages")
+            return ChatAnswer(id=ask.id, reply=await self._model.chat(ask.request))
+        if isinstance(self._model, ChatModel):
+            raise EngineError("the model takes messages, not tokens")
+        return Answer(id=ask.id, reply=await self._model.generate(ask.request))
 
 
 def least_busy(workers: Sequence[Worker]) -> Worker:

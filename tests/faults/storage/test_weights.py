@@ -15,7 +15,7 @@ import pytest
 import torch
 from loguru import logger
 
-from orchestrator.config import EnginesConfig
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.policy import Policy
 from runtime.health import Health

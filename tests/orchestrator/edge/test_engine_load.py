@@ -3,7 +3,7 @@
 import pytest
 from aiohttp import web
 
-from orchestrator.config import EnginesConfig
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.load import EngineLoad
 from orchestrator.engines.protocol import EngineError

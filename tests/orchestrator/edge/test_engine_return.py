@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from loguru import logger
 
-from orchestrator.config import EnginesConfig
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.protocol import EngineError
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, Misbehave, dead, serving

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from orchestrator.config import EnginesConfig
 from orchestrator.engine_watch import EngineWatch
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from runtime.health import Health
 from tests.faults.chaos_proxy import ChaosProxy, Faults

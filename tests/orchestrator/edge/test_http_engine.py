@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from orchestrator.config import EnginesConfig
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from tests.orchestrator.edge.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, serving

@@ -3,7 +3,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from orchestrator.config import ScriptedEngineConfig
+from orchestrator.engines.config import ScriptedEngineConfig
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine, from_config, log_normal
 from orchestrator.tokenizer import Tokenizer

@@ -18,6 +18,7 @@ from orchestrator.algorithms.config import TeacherConfig
 from orchestrator.algorithms.taught_env import PlayedEnv
 from orchestrator.algorithms.teacher import Teacher
 from orchestrator.config import EnvConfig, EvalEnvConfig
+from orchestrator.engines.chat_model import ChatAsk, ChatReply
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
@@ -292,3 +293,17 @@ async def test_run_goes_on_when_a_worker_is_killed(tokenizer: Tokenizer, tmp_pat
     assert result.balances, result.problems
     assert result.states["failed:worker_lost"] > 0
     assert adapter.num_restarts == 1
+
+
+async def test_worker_plays_a_model_that_speaks_text(tokenizer: Tokenizer) -> None:
+    class Talker:
+        async def chat(self, ask: ChatAsk) -> ChatReply:
+            return ChatReply(
+                text=f"{len(ask.messages)}", finish_reason="stop", num_prompt_tokens=4, num_sampled_tokens=1
+            )
+
+    adapter = load_in_workers(TOY, Talker(), tokenizer.folder, TOY_COMMAND)
+    async with started(adapter, random_engine(tokenizer)):
+        (rollout,) = await adapter.run(request_for(adapter))
+    assert isinstance(rollout, Rollout), rollout
+    assert rollout.messages[-1]["content"] == "1"

@@ -1,0 +1,64 @@
+"""Configuration of the inference engines."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from runtime.config import Config
+
+
+class ScriptedEngineConfig(Config):
+    """The engine of `backend = "scripted"`: no model; what it says depends on a request's seed and prompt alone."""
+
+    replies: tuple[str, ...] = ()
+    """Texts to answer with, each as often as it is listed; none: random tokens, which no environment rewards."""
+    latency_s: float = Field(0.0, ge=0)
+    """Median seconds of one answer."""
+    latency_spread: float = Field(0.0, ge=0)
+    """Standard deviation of the logarithm of the latency; 0: every answer takes `latency_s`."""
+    seed: int = Field(0, ge=0)
+    """Another seed gives other answers to the same requests."""
+
+
+class OpenAIConfig(Config):
+    """An OpenAI-compatible server (`backend = "openai"`)."""
+
+    api: Literal["chat", "completions"] = "chat"
+    """`chat`: `/v1/chat/completions`, the server applies its template; `completions`: `/v1/completions`, the template
+    in `model.path` is applied here."""
+    model: str | None = None
+    """Name of the model in requests; unset: the first that `/v1/models` lists."""
+    api_key_var: str | None = None
+    """Environment variable that holds the API key; unset: no key is sent."""
+    token_limit_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls the bound on the tokens of an answer."""
+
+
+class EnginesConfig(Config):
+    """The inference engines."""
+
+    backend: Literal["http", "openai", "sglang", "scripted"] = "http"
+    """`http`: servers of ours (`inference`, whichever engine it runs); `sglang`: SGLang servers; `openai`: any
+    OpenAI-compatible server, for `orchestrator eval` only, since it takes no weights; `scripted`: answers made up in
+    this process, for tests and benchmarks."""
+    scripted: ScriptedEngineConfig = ScriptedEngineConfig()
+    """What the scripted engine says."""
+    openai: OpenAIConfig = OpenAIConfig()
+    """How an OpenAI-compatible server is asked."""
+    urls: tuple[str, ...] = Field(("http://127.0.0.1:8000",), min_length=1)
+    """Base URLs of the engines; requests go to the one with the least in flight."""
+    request_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that one generate request may take, retries not included."""
+    max_retries: int = Field(3, ge=0)
+    """Tries after the first for connection errors, 429 and 5xx, with jittered back-off."""
+    start_timeout_s: float = Field(180.0, gt=0)
+    """Seconds to wait for every engine to be healthy at start-up; then the run goes on with those that are."""
+    update_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that applying a weight version may take on one engine."""
+
+    @model_validator(mode="after")
+    def _check_urls(self) -> "EnginesConfig":
+        bad = [url for url in self.urls if not url.startswith(("http://", "https://"))]
+        if bad:
+            raise ValueError(f"urls must start with http:// or https://, got {bad}")
+        return self

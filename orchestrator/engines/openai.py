@@ -1,0 +1,191 @@
+"""`OpenAIModel`: any OpenAI-compatible server as a `ChatModel`. Text in, text out: no tokens, no weight updates."""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from orchestrator.chat_template import ChatTemplateError
+from orchestrator.engines.chat_model import ChatAsk, ChatReply
+from orchestrator.engines.config import OpenAIConfig
+from orchestrator.engines.exchange import exchange
+from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, new_session
+from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.engines.retry import retrying
+from orchestrator.tokenizer import Tokenizer
+from runtime.errors import UserError
+
+POLL_S = 0.2
+_T = TypeVar("_T")
+
+
+class _Text(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    """Of either API: `message` of chat, `text` of completions."""
+
+    message: _Text | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Completion(msgspec.Struct, frozen=True):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+class _ModelName(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_ModelName]
+
+
+_completion_decoder = msgspec.json.Decoder(_Completion)
+_models_decoder = msgspec.json.Decoder(_Models)
+
+
+class OpenAIModel:
+    """Implements `ChatModel`. Requests go to the server with the least in flight; a retry may go to another one."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        config: OpenAIConfig,
+        *,
+        request_timeout_s: float,
+        max_retries: int,
+        start_timeout_s: float,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`tokenizer` has the chat template, which `api = "completions"` needs."""
+        if config.api == "completions" and tokenizer is None:
+            raise UserError("openai.api = 'completions' needs model.path: the chat template is applied here")
+        self._in_flight = {base_url(url): 0 for url in urls}
+        self._config = config
+        self._request_timeout_s = request_timeout_s
+        self._max_retries = max_retries
+        self._start_timeout_s = start_timeout_s
+        self._template = tokenizer
+        self._headers = {"Content-Type": "application/json", **_authorization(config.api_key_var)}
+        self._session: aiohttp.ClientSession | None = None
+        self.model = config.model or ""
+        """Name of the model; known after `start`."""
+
+    def __str__(self) -> str:
+        return f"the OpenAI-compatible server {', '.join(self._in_flight)}"
+
+    async def start(self) -> None:
+        """Wait until every server lists its models. Raises `EngineError` at the deadline."""
+        if self._session is None:
+            self._session = new_session()
+        listed = await asyncio.gather(*(self._wait_models(url) for url in self._in_flight))
+        names = [name for names in listed for name in names]
+        self.model = self._config.model or next(iter(names), "")
+        if not self.model:
+            raise EngineError(f"{self} lists no model; set openai.model")
+
+    async def chat(self, ask: ChatAsk) -> ChatReply:
+        """See `ChatModel`. Tried again where that may help."""
+        body = msgspec.json.encode(self._body(ask))
+        payload: bytes = await retrying(self._max_retries)(self._post, body)
+        return _reply(ask, payload)
+
+    async def close(self) -> None:
+        """Release connections. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _body(self, ask: ChatAsk) -> dict[str, object]:
+        shared = {
+            "model": self.model,
+            "temperature": ask.temperature,
+            "seed": ask.seed,
+            self._config.token_limit_key: ask.max_tokens,
+        }
+        if self._config.api == "chat":
+            return {**shared, "messages": ask.messages}
+        assert self._template is not None, "checked when it was made"
+        try:
+            return {**shared, "prompt": self._template.render(ask.messages)}
+        except ChatTemplateError as error:
+            raise InvalidResponse(f"{ask.request_id}: {error}") from error
+
+    async def _post(self, body: bytes) -> bytes:
+        url = min(self._in_flight, key=lambda one: self._in_flight[one])
+        path = "/chat/completions" if self._config.api == "chat" else "/completions"
+        self._in_flight[url] += 1
+        try:
+            return await exchange(
+                self._opened(), "POST", url + path, self._request_timeout_s, body, headers=self._headers
+            )
+        finally:
+            self._in_flight[url] -= 1
+
+    async def _wait_models(self, url: str) -> list[str]:
+        deadline = time.monotonic() + self._start_timeout_s
+        while True:
+            try:
+                payload = await exchange(
+                    self._opened(), "GET", f"{url}/models", HEALTH_TIMEOUT_S, headers=self._headers
+                )
+                return [model.id for model in _decode(_models_decoder, payload, f"{url}/models").data]
+            except EngineError as error:
+                if time.monotonic() + POLL_S > deadline:
+                    raise EngineError(f"{url} is not ready after {self._start_timeout_s:g} s: {error}") from error
+            await asyncio.sleep(POLL_S)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise EngineError(f"{self} is closed or was not started")
+        return self._session
+
+
+def base_url(url: str) -> str:
+    """With `/v1` at its end, as OpenAI's clients want it, whether the user wrote it or not."""
+    plain = url.rstrip("/")
+    return plain if plain.endswith("/v1") else f"{plain}/v1"
+
+
+def _authorization(variable: str | None) -> dict[str, str]:
+    if variable is None:
+        return {}
+    key = os.environ.get(variable)
+    if not key:
+        raise UserError(f"openai.api_key_var names the environment variable {variable}, which is not set")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _reply(ask: ChatAsk, payload: bytes) -> ChatReply:
+    completion = _decode(_completion_decoder, payload, f"the reply to {ask.request_id}")
+    if len(completion.choices) != 1:
+        raise InvalidResponse(f"the reply to {ask.request_id} has {len(completion.choices)} choices, not 1")
+    choice, usage = completion.choices[0], completion.usage or _Usage()
+    text = (choice.message.content if choice.message is not None else choice.text) or ""
+    return ChatReply(
+        text=text,
+        finish_reason="length" if choice.finish_reason == "length" else "stop",
+        num_prompt_tokens=usage.prompt_tokens,
+        # A server that does not count: words, and at least the end of the turn.
+        num_sampled_tokens=usage.completion_tokens or len(text.split()) + 1,
+    )
+
+
+def _decode(decoder: "msgspec.json.Decoder[_T]", payload: bytes, what: str) -> _T:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidResponse(f"{what} is not what OpenAI's API says: {error}") from error
