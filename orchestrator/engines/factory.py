@@ -8,6 +8,7 @@ from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.openai import OpenAIModel
 from orchestrator.engines.protocol import Engine
+from orchestrator.engines.sglang_client import SglangClient
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
 from runtime.secret_file import read_or_make_secret
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 def make_engine(config: OrchestratorConfig, tokenizer: Tokenizer) -> Engine:
     """The engine of `engines.backend`, not started. Raises `UserError` for a bad token file."""
-    token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
+    file = None if config.engines.backend == "scripted" else config.admin_token_file
+    token = None if file is None else read_or_make_secret(file)
     return _token_engine(config.engines, tokenizer, token)
 
 
@@ -42,4 +44,7 @@ def make_eval_model(config: "EvalCommandConfig", tokenizer: Tokenizer | None) ->
 def _token_engine(engines: EnginesConfig, tokenizer: Tokenizer, admin_token: str | None) -> Engine:
     if engines.backend == "scripted":
         return scripted.from_config(engines.scripted, tokenizer)
+    if engines.backend == "sglang":
+        vocab_size = tokenizer.vocab_size
+        return HttpEngine(engines, connect=lambda session, url: SglangClient(session, url, admin_token, vocab_size))
     return HttpEngine(engines, admin_token)

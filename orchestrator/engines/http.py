@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
-import msgspec
 from loguru import logger
 
 from orchestrator.engines.availability import Availability
@@ -20,25 +19,26 @@ from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http_client import EngineClient, new_session
 from orchestrator.engines.load import EngineLoad, total_load
 from orchestrator.engines.pool import EnginePool
-from orchestrator.engines.protocol import EngineError, InvalidResponse
-from orchestrator.engines.replica import Replica, Target
+from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.replica import Replica, ReplicaClient, Target
 from orchestrator.engines.retry import TemporaryError, retrying
 from orchestrator.engines.validation import check_reply
 from transport.generation import GenerateReply, GenerateRequest, ServedWeights
 
 HEALTH_POLL_S = 0.2
-
-_encoder = msgspec.msgpack.Encoder()
-_reply_decoder = msgspec.msgpack.Decoder(GenerateReply)
+Connect = Callable[[aiohttp.ClientSession, str], ReplicaClient]
 
 
 class HttpEngine:
     """Implements `Engine`. Requests go to the replica with the least in flight; a retry may go to another one."""
 
-    def __init__(self, config: EnginesConfig, admin_token: str | None = None) -> None:
+    def __init__(
+        self, config: EnginesConfig, admin_token: str | None = None, *, connect: Connect | None = None
+    ) -> None:
+        """`connect` makes the client of one engine; by default one of ours, which `admin_token` opens."""
         self.availability = Availability()
         self._config = config
-        self._admin_token = admin_token
+        self._connect: Connect = connect or (lambda session, url: EngineClient(session, url, admin_token))
         self._session: aiohttp.ClientSession | None = None
         self._pool = EnginePool((), self.availability)
         self._vocab_size = 0
@@ -56,7 +56,7 @@ class HttpEngine:
         """See `Engine`. Learns the vocabulary."""
         if self._session is None:
             session = self._session = new_session()
-            clients = [EngineClient(session, url.rstrip("/"), self._admin_token) for url in self._config.urls]
+            clients = [self._connect(session, url.rstrip("/")) for url in self._config.urls]
             self._pool = EnginePool([Replica(client) for client in clients], self.availability)
         errors = await _on_all(self._pool.replicas, self._wait_healthy)
         for replica, error in errors.items():
@@ -71,8 +71,7 @@ class HttpEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """See `Engine`. Tried again elsewhere, or later, if that may help."""
-        body = _encoder.encode(request)
-        reply: GenerateReply = await retrying(self._config.max_retries)(self._generate, request, body)
+        reply: GenerateReply = await retrying(self._config.max_retries)(self._generate, request)
         return reply
 
     async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
@@ -120,7 +119,7 @@ class HttpEngine:
         if session is not None:
             await session.close()
 
-    async def _generate(self, request: GenerateRequest, body: bytes) -> GenerateReply:
+    async def _generate(self, request: GenerateRequest) -> GenerateReply:
         """One try. `TemporaryError` if another may succeed."""
         if self._session is None:
             raise EngineError("the engine is closed or was not started")
@@ -128,13 +127,13 @@ class HttpEngine:
         version = replica.seen_version
         with replica.busy():
             try:
-                payload = await replica.client.generate(body, self._config.request_timeout_s)
+                sampled = await replica.client.sample(request, self._config.request_timeout_s)
             except TemporaryError as error:
                 if not error.is_busy:
                     self._pool.failed(replica, str(error))
                 raise TemporaryError(f"request {request.request_id}: {error}", error.retry_after_s) from error
         replica.circuit.succeeded()
-        reply = check_reply(request, _decode(request, payload), self._vocab_size)
+        reply = check_reply(request, sampled, self._vocab_size)
         newest = reply.versions[-1].version
         if newest < version:
             self._pool.leave(replica, f"it sampled with version {newest} after it was seen to serve {version}")
@@ -199,10 +198,3 @@ async def _on_all(
             raise result
     pairs = zip(replicas, results, strict=True)
     return {replica: result for replica, result in pairs if isinstance(result, EngineError)}
-
-
-def _decode(request: GenerateRequest, payload: bytes) -> GenerateReply:
-    try:
-        return _reply_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidResponse(f"reply to {request.request_id} does not decode: {error}") from error

@@ -8,14 +8,25 @@ import msgspec
 
 from orchestrator.engines.exchange import exchange
 from orchestrator.engines.load import EngineLoad
-from orchestrator.engines.protocol import EngineError
-from transport.generation import GENERATE_PATH, MSGPACK, SCORE_PATH, WEIGHTS_PATH, ApplyWeights, ServedWeights
+from orchestrator.engines.protocol import EngineError, InvalidResponse
+from transport.generation import (
+    GENERATE_PATH,
+    MSGPACK,
+    SCORE_PATH,
+    WEIGHTS_PATH,
+    ApplyWeights,
+    GenerateReply,
+    GenerateRequest,
+    ServedWeights,
+)
 
 HEALTH_TIMEOUT_S = 3.0
 KEEPALIVE_S = 60.0
 
 _T = TypeVar("_T")
 _MSGPACK_HEADERS = {"Content-Type": MSGPACK}
+_encoder = msgspec.msgpack.Encoder()
+_reply_decoder = msgspec.msgpack.Decoder(GenerateReply)
 _served_decoder = msgspec.json.Decoder(ServedWeights)
 
 
@@ -62,8 +73,16 @@ class EngineClient:
         """The encoded reply to an encoded `ScoreRequest`."""
         return await self._exchange("POST", SCORE_PATH, timeout_s, body, _MSGPACK_HEADERS)
 
-    async def apply_weights(self, order: ApplyWeights, timeout_s: float) -> ServedWeights:
-        """What the engine says it serves after it was told to load a publish."""
+    async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
+        """See `ReplicaClient`."""
+        payload = await self.generate(_encoder.encode(request), timeout_s)
+        try:
+            return _reply_decoder.decode(payload)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidResponse(f"reply to {request.request_id} does not decode: {error}") from error
+
+    async def apply_weights(self, order: ApplyWeights, digest: str, timeout_s: float) -> ServedWeights:
+        """See `ReplicaClient`. The engine computes the digest itself."""
         return await self._admin("POST", timeout_s, msgspec.json.encode(order))
 
     async def served_weights(self, timeout_s: float) -> ServedWeights:

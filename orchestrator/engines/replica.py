@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator.engines.circuit import Circuit
-from orchestrator.engines.http_client import EngineClient
+from orchestrator.engines.http_client import EngineHealth
 from orchestrator.engines.protocol import EngineError
-from transport.generation import ApplyWeights, ServedWeights
+from transport.generation import ApplyWeights, GenerateReply, GenerateRequest, ServedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,33 @@ class Target:
     """Where they can be loaded from; `None`: they are what the engines were started with."""
 
 
+class ReplicaClient(Protocol):
+    """What the pool needs of one engine. Calls have deadlines; none is retried. Raises `TemporaryError` where the same
+    call may succeed later, `EngineError` elsewhere."""
+
+    url: str
+
+    async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
+        """The engine's reply, as it is: nothing about it has been checked. `InvalidResponse` if it does not decode."""
+        ...
+
+    async def apply_weights(self, order: ApplyWeights, digest: str, timeout_s: float) -> ServedWeights:
+        """What the engine says it serves after it was told to load a publish, whose digest should be `digest`."""
+        ...
+
+    async def served_weights(self, timeout_s: float) -> ServedWeights:
+        """What the engine says it serves."""
+        ...
+
+    async def health(self) -> EngineHealth:
+        """Raises `EngineError`, with what the engine says, while it is not ready."""
+        ...
+
+
 class Replica:
     """In service while its circuit is closed. `seen` is the proof of what it serves: read back from the engine."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: ReplicaClient) -> None:
         self.client = client
         self.circuit = Circuit()
         self.num_in_flight = 0
@@ -62,7 +86,7 @@ class Replica:
         served = await self.look(timeout_s)
         if served != expected and target.manifest_path is not None:
             order = ApplyWeights(manifest_path=target.manifest_path, version=expected.version)
-            answered = await self.client.apply_weights(order, timeout_s)
+            answered = await self.client.apply_weights(order, expected.digest, timeout_s)
             served = await self.look(timeout_s)
         if served != expected or answered not in (None, expected):
             said = "" if answered is None else f", answered {_name(answered)}"

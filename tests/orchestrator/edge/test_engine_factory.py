@@ -13,7 +13,12 @@ from tests.orchestrator.core.toys import make_config
 
 @pytest.mark.parametrize(
     ("engines", "kind"),
-    [({}, HttpEngine), ({"backend": "http"}, HttpEngine), ({"backend": "scripted"}, ScriptedEngine)],
+    [
+        ({}, HttpEngine),
+        ({"backend": "http"}, HttpEngine),
+        ({"backend": "sglang"}, HttpEngine),
+        ({"backend": "scripted"}, ScriptedEngine),
+    ],
 )
 def test_the_backend_decides_the_engine(
     tmp_path: Path, tokenizer: Tokenizer, engines: dict[str, Any], kind: type
@@ -30,5 +35,5 @@ def test_http_engines_get_their_token_and_scripted_ones_need_none(tmp_path: Path
 
 
 def test_an_unknown_backend_is_refused_and_the_known_ones_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="'http' or 'scripted'"):
+    with pytest.raises(ValidationError, match="'http', 'openai', 'sglang' or 'scripted'"):
         make_config(tmp_path, engines={"backend": "vllm"})
