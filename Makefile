@@ -26,7 +26,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.tandem-installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 VLLM_TESTS := tests/inference/test_engine_contract.py tests/vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CODE := transport orchestrator trainer inference runtime examples
+CODE := transport orchestrator trainer inference runtime viewer examples
 LINTED := $(CODE) tests benchmarks
 BENCHES := async_vs_sync engines http_client packing scheduler wire
 

@@ -1,4 +1,7 @@
-"""`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine; `rl doctor RUN`; `rl keys DIR`."""
+"""`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine; `rl doctor RUN`; `rl keys DIR`.
+
+Other packages bring further commands (`rl view RUN`, `rl report RUN`: `runtime/commands.py`).
+"""
 
 import sys
 import time
@@ -8,6 +11,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from runtime.atomic_write import atomic_write
+from runtime.commands import find_command
 from runtime.config import parse_config, resolved_json
 from runtime.doctor import doctor
 from runtime.errors import UserError
@@ -36,6 +40,8 @@ def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> in
         from runtime.keys import keys  # zmq: nothing else here needs it
 
         return keys(argv[1:])
+    if argv and argv[0][:1] not in ("", "-", "@") and (command := find_command(argv[0])) is not None:
+        return command(argv[1:])
     specs = specs or find_services()
     config = parse_config(compose(specs), argv, prog="rl")
     if config.dry_run:

@@ -13,6 +13,7 @@ def summarize(run_dir: RunDir, progress: Progress, *, seconds: float, finished: 
     """Several lines for people."""
     verb = "finished" if finished else "stopped (the same command continues it)"
     lines = [f"\nRun {run_dir.path.name} {verb} after {_duration(seconds)}, step {progress.step}", *_reward(progress)]
+    lines.append(f"  look inside    {command('rl')} view {run_dir.path}")
     lines.append(f"  run directory  {run_dir.path}")
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is not None:

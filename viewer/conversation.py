@@ -1,0 +1,43 @@
+"""A saved rollout as people read it: roles and plain text, whatever shape the environment gave its messages."""
+
+import json
+
+import msgspec
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One message."""
+
+    role: str
+    text: str
+
+
+def conversation(messages: object) -> list[Said]:
+    """Every message as text. Parts that are not text, and tool calls, are shown as JSON."""
+    if not isinstance(messages, list):
+        return []
+    return [_said(message) for message in messages]
+
+
+def split_prompt(said: list[Said]) -> tuple[list[Said], list[Said]]:
+    """(what the rollout began with, everything from the first answer on)."""
+    first = next((place for place, message in enumerate(said) if message.role == "assistant"), len(said))
+    return said[:first], said[first:]
+
+
+def _said(message: object) -> Said:
+    if not isinstance(message, dict):
+        return Said("?", _text(message))
+    extras = [name for name in ("reasoning_content", "tool_calls") if message.get(name)]
+    parts = [_text(message.get("content")), *(f"{name}: {_text(message[name])}" for name in extras)]
+    return Said(str(message.get("role", "?")), "\n".join(part for part in parts if part))
+
+
+def _text(content: object) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        return "".join(str(part["text"]) for part in content)
+    return json.dumps(content, ensure_ascii=False, default=str)

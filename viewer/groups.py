@@ -1,0 +1,84 @@
+"""Groups and rollouts of a run, as answers for a page."""
+
+from viewer.conversation import conversation, split_prompt
+from viewer.errors import NotRecorded
+from viewer.params import PAGE_ROWS, Params, choice, integer, numbers, page_offset
+from viewer.run import Json, Run
+from viewer.run_index import Row, Value
+
+ORDERS = {
+    "newest": "step DESC, group_id",
+    "oldest": "step, group_id",
+    "spread": "spread DESC, step DESC",
+    "best": "reward_mean DESC, step DESC",
+    "worst": "reward_mean, step DESC",
+    "failed": "num_failed DESC, step DESC",
+}
+STATES = {"": "", "trained": "trained", "filtered": "filtered", "failed": "failed"}
+MAX_ROLLOUTS = 64
+"""Members of a group that are shown."""
+
+
+def list_groups(run: Run, params: Params) -> Json:
+    """One page of groups: `env`, `step`, `state`, `sort`, `page`."""
+    conditions: list[str] = []
+    values: list[Value] = []
+    for column, value in (("env_name", params.get("env") or None), ("step", integer(params, "step"))):
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    if state := choice(params, "state", STATES, ""):
+        conditions.append("substr(state, 1, ?) = ?")
+        values += [len(state), state]
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    order = choice(params, "sort", ORDERS, "newest")
+    total = run.index.select(f"SELECT COUNT(*) AS total FROM groups {where}", values)[0]["total"]
+    page = f"SELECT * FROM groups {where} ORDER BY {order} LIMIT ? OFFSET ?"
+    exported = "(SELECT COUNT(*) FROM tokens WHERE tokens.group_id = page.group_id) AS num_exported"
+    rows = run.index.select(f"SELECT *, {exported} FROM ({page}) AS page", (*values, PAGE_ROWS, page_offset(params)))
+    return {"total": total, "page_rows": PAGE_ROWS, "groups": rows}
+
+
+def show_group(run: Run, params: Params) -> Json:
+    """The group `id`: its prompt, and its rollouts side by side, best first. Raises `NotRecorded`."""
+    group_id = params.get("id", "")
+    found = run.index.select("SELECT * FROM groups WHERE group_id = ? ORDER BY step DESC LIMIT 1", (group_id,))
+    if not found:
+        raise NotRecorded(f"group {group_id} is not recorded in this run")
+    query = "SELECT step, line FROM rollouts WHERE group_id = ? AND step = ? ORDER BY reward DESC, line LIMIT ?"
+    places = run.index.select(query, (group_id, found[0]["step"], MAX_ROLLOUTS))
+    rollouts = [_rollout(run, int(place["step"] or 0), int(place["line"] or 0)) for place in places]
+    prompt = next((rollout["prompt"] for rollout in rollouts if rollout["prompt"]), [])
+    return {"group": found[0], "prompt": prompt, "rollouts": rollouts, "visits": visits(run, found[0])}
+
+
+def show_rollout(run: Run, params: Params) -> Json:
+    """The rollout `id` (`step.line`), whole. Raises `NotRecorded`."""
+    step, line = numbers(params, "id", 2)
+    return _rollout(run, step, line, whole=True)
+
+
+def visits(run: Run, group: Row) -> list[Row]:
+    """How the same example went over the run, oldest first."""
+    query = (
+        "SELECT group_id, step, state, reward_mean, reward_max, num_rollouts FROM groups "
+        "WHERE env_name = ? AND example_id = ? ORDER BY step LIMIT 30"
+    )
+    return run.index.select(query, (group["env_name"], group["example_id"]))
+
+
+def _rollout(run: Run, step: int, line: int, *, whole: bool = False) -> Json:
+    record = run.rollout_line(step, line)
+    prompt, answer = split_prompt(conversation(record.pop("messages", None)))
+    trajectory_id = str(record.get("trajectory_id", ""))
+    query = "SELECT step, rank, line, step_index FROM tokens WHERE trajectory_id = ? AND step = ? ORDER BY step_index"
+    exported = run.index.select(query, (trajectory_id, step)) if record.get("failure") is None else []
+    columns = record.pop("state_columns", None)
+    shown = record | {
+        "id": f"{step}.{line}",
+        "step": step,
+        "prompt": prompt,
+        "answer": answer,
+        "sequences": [f"{row['step']}.{row['rank']}.{row['line']}" for row in exported],
+    }
+    return shown | {"state_columns": columns} if whole else shown

@@ -1,0 +1,39 @@
+"""What a page asks for, checked: everything arrives as text, from whoever reaches the port."""
+
+from collections.abc import Mapping
+
+from viewer.errors import ViewerError
+
+Params = Mapping[str, str]
+PAGE_ROWS = 50
+
+
+def integer(params: Params, name: str) -> int | None:
+    """A whole number; `None` if it is not given. Raises `ViewerError`."""
+    text = params.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise ViewerError(f"{name} must be a whole number")
+    return int(text)
+
+
+def numbers(params: Params, name: str, count: int) -> list[int]:
+    """`count` numbers joined by dots, as in the ids of rollouts and sequences. Raises `ViewerError`."""
+    parts = params.get(name, "").split(".")
+    if len(parts) != count or not all(part.isascii() and part.isdigit() and len(part) <= 15 for part in parts):
+        raise ViewerError(f"{name} must be {count} numbers joined by dots")
+    return [int(part) for part in parts]
+
+
+def choice(params: Params, name: str, choices: Mapping[str, str], default: str) -> str:
+    """What `choices` has for the value, or for `default`. Raises `ViewerError` naming the choices."""
+    chosen = params.get(name) or default
+    if chosen not in choices:
+        raise ViewerError(f"{name} must be one of {', '.join(choices)}")
+    return choices[chosen]
+
+
+def page_offset(params: Params) -> int:
+    """Rows to skip for `page` (from 0)."""
+    return (integer(params, "page") or 0) * PAGE_ROWS
