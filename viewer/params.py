@@ -34,6 +34,6 @@ def choice(params: Params, name: str, choices: Mapping[str, str], default: str) 
     return choices[chosen]
 
 
-def page_offset(params: Params) -> int:
+def page_offset(params: Params, page_rows: int = PAGE_ROWS) -> int:
     """Rows to skip for `page` (from 0)."""
-    return (integer(params, "page") or 0) * PAGE_ROWS
+    return (integer(params, "page") or 0) * page_rows

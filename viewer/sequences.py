@@ -2,7 +2,7 @@
 
 import math
 
-from viewer.params import PAGE_ROWS, Params, choice, integer, numbers, page_offset
+from viewer.params import Params, choice, integer, numbers, page_offset
 from viewer.run import Json, Run
 from viewer.run_index import Row, Value
 
@@ -30,6 +30,8 @@ FLAGS = ("is_masked", "is_masked_high", "is_masked_low")
 PLACE = ("step", "row", "rank", "micro_batch", "position", "micro_batch_tokens")
 NAMES = ("env_name", "example_id", "group_id", "trajectory_id", "step_index")
 GIVEN = ("temperature", "versions", "token_ids", "loss_mask")
+PAGE_ROWS = 20
+"""Fewer than of other lists: each is shown with its tokens."""
 DIGITS = 6
 """Significant digits that are sent: what float32 has."""
 
@@ -48,7 +50,7 @@ def list_sequences(run: Run, params: Params) -> Json:
     order = choice(params, "sort", ORDERS, "newest")
     total = run.index.select(f"SELECT COUNT(*) AS total FROM tokens {where}", values)[0]["total"]
     query = f"SELECT * FROM tokens {where} ORDER BY {order} LIMIT ? OFFSET ?"
-    rows = run.index.select(query, (*values, PAGE_ROWS, page_offset(params)))
+    rows = run.index.select(query, (*values, PAGE_ROWS, page_offset(params, PAGE_ROWS)))
     return {"total": total, "page_rows": PAGE_ROWS, "sequences": [with_id(row) for row in rows]}
 
 

@@ -26,7 +26,16 @@ def test_import_contracts_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["orchestrator.cli", "orchestrator.service", "runtime.cli", "transport", "trainer.cli"]
+    "module",
+    [
+        "orchestrator.cli",
+        "orchestrator.service",
+        "runtime.cli",
+        "transport",
+        "trainer.cli",
+        "viewer.cli",
+        "viewer.server",
+    ],
 )
 def test_import_loads_nothing_heavy(module: str) -> None:
     loaded = modules_after(f"import {module}")
@@ -40,6 +49,7 @@ def test_import_loads_nothing_heavy(module: str) -> None:
         ("trainer.cli", {"orchestrator", "inference"}),
         ("inference.cli", {"orchestrator", "trainer"}),
         ("transport", {"orchestrator", "trainer", "inference", "runtime"}),
+        ("viewer.server", {"orchestrator", "trainer", "inference"}),
     ],
 )
 def test_services_do_not_load_each_other(module: str, foreign: set[str]) -> None:

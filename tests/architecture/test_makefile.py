@@ -24,6 +24,7 @@ def dry_run(*arguments: str) -> str:
         ("check", ".venv/bin/ruff format --check"),
         ("bench", "-m benchmarks."),
         ("faults", ".venv/bin/python -m benchmarks.faults exactly-once --kills 200"),
+        ("test-browser", ".venv/bin/python -m pytest tests/browser"),
     ],
 )
 def test_target_installs_and_then_runs(target: str, command: str) -> None:

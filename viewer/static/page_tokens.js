@@ -8,7 +8,6 @@ import { tokenView } from "./token_view.js";
 import { ask } from "./source.js";
 
 const SEQUENCE_ORDERS = { newest: "newest first", ratio: "largest ratio", low_ratio: "smallest ratio", kl: "largest mismatch KL", entropy: "largest entropy", masked: "most masked tokens", advantage: "largest advantage", low_advantage: "smallest advantage" };
-const SHOWN = 20;
 
 export async function tokensPage(runs, params) {
   const change = (name) => (value) => go("tokens", { ...params, [name]: value, page: "" });
@@ -18,7 +17,7 @@ export async function tokensPage(runs, params) {
   const lists = await columns(runs, async (run) => {
     const { sequences, total, page_rows: pageRows } = await ask(run.id, "sequences", { env: params.env, step: params.step, masked: params.masked, sort: params.sort, page: params.page });
     if (total === 0) return el("p", { class: "hint" }, "No sequence was exported that fits. An empty table [trainer.token_export] in the config turns the export on.");
-    const rows = await Promise.all(sequences.slice(0, SHOWN).map((one) => sequenceRow(run, one, measure)));
+    const rows = await Promise.all(sequences.map((one) => sequenceRow(run, one, measure)));
     return el("section", { class: "card" }, el("p", { class: "hint" }, `${number(total)} sequences`), rows, pager("tokens", params, total, pageRows));
   });
   return el(

@@ -1,0 +1,108 @@
+"""`rl view` and `rl report` as they are called, and what a terminal is shown."""
+
+import argparse
+import io
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from runtime.cli import run as rl
+from runtime.commands import find_command
+from runtime.errors import UserError
+from tests.viewer.generated_run import Shape, make_run
+from viewer.cli import report, view
+from viewer.run import Run
+from viewer.terminal import plain, show
+
+ROOT = Path(__file__).parents[2]
+NOTHING = argparse.Namespace(step=None, group=None, rollout=None)
+
+
+@pytest.fixture(autouse=True)
+def cache_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def shown(run: Run, arguments: argparse.Namespace = NOTHING) -> str:
+    out = io.StringIO()
+    assert show(run, Console(file=out, width=160, highlight=False), arguments) == 0
+    return out.getvalue()
+
+
+def test_rl_finds_the_commands() -> None:
+    assert find_command("view") is view
+    assert find_command("report") is report
+    assert find_command("nothing") is None
+
+
+def test_report_is_written_into_the_run_unless_another_file_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Shape(num_steps=2))
+    assert rl(["report", str(run)]) == 0
+    assert rl(["report", str(run), str(run), "--out", str(tmp_path / "deep" / "both.html")]) == 0
+    assert (run / "report" / "report.html").stat().st_size < (tmp_path / "deep" / "both.html").stat().st_size
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "some-host"])
+def test_an_address_that_others_reach_needs_a_token(run_path: Path, host: str) -> None:
+    with pytest.raises(UserError, match="token-file"):
+        view([str(run_path), "--host", host])
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run directory"):
+        view([str(tmp_path), "--terminal"])
+
+
+def test_three_runs_are_too_many(run_path: Path) -> None:
+    with pytest.raises(UserError, match="at most 2"):
+        view([str(run_path)] * 3)
+
+
+def test_terminal_shows_steps_a_group_and_a_rollout(generated: Run) -> None:
+    text = shown(generated)
+    for part in ("generated", "reward 0.250 → 0.750", "filtered", "question", "advantage", "push", "micro batch"):
+        assert part in text
+
+
+def test_terminal_shows_what_was_asked_for(generated: Run) -> None:
+    assert "maths/example-0/3" in shown(generated, argparse.Namespace(step=3, group=None, rollout=None))
+    group = shown(generated, argparse.Namespace(step=None, group="maths/example-0/3", rollout=None))
+    assert "took <60 s>" in group
+    assert "exact" not in group
+    assert "question 0" in shown(generated, argparse.Namespace(step=None, group=None, rollout="3.0"))
+
+
+def test_terminal_is_never_sent_control_characters(tmp_path: Path) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eabc[bold]\r"
+    with closing(Run(make_run(tmp_path / "run", Shape(num_steps=1, answer=hostile, envs=(hostile,))), None)) as run:
+        text = shown(run)
+    assert not set("\x1b\x07\x9b\u202e\r") & set(text)
+    assert "\\x1b" in text
+    assert "[bold]" in text
+
+
+def test_plain_keeps_text() -> None:
+    assert plain("naïve\n\t日本 👍") == "naïve\n\t日本 👍"
+
+
+@pytest.mark.integration
+def test_page_is_served_until_the_process_is_told_to_stop(run_path: Path) -> None:
+    program = "import sys; from runtime.cli import run; sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "view", str(run_path), "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
