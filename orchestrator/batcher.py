@@ -13,7 +13,7 @@ from typing import TypeVar
 from loguru import logger
 
 from orchestrator.errors import InvariantError
-from orchestrator.history import History, record_of
+from orchestrator.history import History
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
 from orchestrator.metrics import staleness
@@ -90,7 +90,7 @@ class CutWriter:
         batch = build(self._run_id, cut)
         self._rollout_log.write(cut)
         self._ledger.flush()
-        self._history.write(record_of(cut))
+        self._history.write(cut)
         save_state(self._state_path, CutState.of(self._run_id, self._order, cut.step, self.done, cut.done))
         return batch
 

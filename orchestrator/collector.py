@@ -17,7 +17,8 @@ from orchestrator.rollout import Failure, FailureReason, Rollout
 
 
 class Collector:
-    """Owns open groups and the line. `on_final` is called after every final group. Raises what the guards raise."""
+    """Owns open groups and the line. `on_final` is called after every final group, `observe` with it before it goes
+    into the line. Raises what the guards raise."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Collector:
         failure_guard: FailureGuard,
         signal_guard: SignalGuard,
         on_final: Callable[[], None],
+        observe: Callable[[ScoredGroup], None] = lambda _: None,
     ) -> None:
         self.lineup = lineup
         self._ledger = ledger
@@ -34,6 +36,7 @@ class Collector:
         self._failure_guard = failure_guard
         self._signal_guard = signal_guard
         self._on_final = on_final
+        self._observe = observe
         self._groups = GroupBuffer()
 
     def dispatched(self, ticket: Ticket) -> None:
@@ -61,6 +64,7 @@ class Collector:
     def _settle(self, group: FinalGroup) -> None:
         scored = score(group, self._rules[group.ticket.key.env_name])
         _log_counts(scored)
+        self._observe(scored)
         for passed in self.lineup.settle(scored):
             self._signal_guard.saw(passed)
             if passed.filtered == STALE:

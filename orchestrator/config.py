@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from orchestrator.advantages.config import AdvantageConfig, GrpoAdvantageConfig
 from orchestrator.algorithms.config import AlgorithmConfig, RlAlgorithmConfig, TeacherConfig
 from orchestrator.config_rules import check_engines, check_env
+from orchestrator.curriculum.config import CurriculumConfig, NoCurriculumConfig
 from orchestrator.engines.config import EnginesConfig
 from runtime.config import Config, HealthConfig, ServiceConfig
 from transport.exposure import is_local
@@ -63,6 +64,8 @@ class EnvConfig(Config):
     """Advantage function of this environment; unset: the run's."""
     algorithm: AlgorithmConfig | None = None
     """Algorithm of this environment; unset: the run's."""
+    curriculum: CurriculumConfig = NoCurriculumConfig()
+    """Which examples are visited; by default every one once per epoch."""
     state_columns: tuple[str, ...] = ()
     """Fields of the environment's `State` that are saved with every rollout, after `trajectory` and `sampling_args`."""
     num_workers: int = Field(0, ge=0, le=256)
@@ -77,6 +80,11 @@ class EnvConfig(Config):
     def label(self) -> str:
         """The name used everywhere."""
         return self.name or self.id.rsplit("/", 1)[-1]
+
+    @property
+    def refresh_groups(self) -> int:
+        """Groups in one round of its curriculum; 0 if it has none."""
+        return 0 if isinstance(self.curriculum, NoCurriculumConfig) else self.curriculum.refresh_groups
 
     @property
     def drops_groups(self) -> bool:

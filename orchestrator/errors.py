@@ -3,6 +3,7 @@
 ServiceError (runtime)          ends the process with one line and an exit code
 ├── InvariantError              a promise of our own code is broken: a bug, exit code 1
 ├── AdvantageError              the advantage function broke its contract, exit code 1
+├── CurriculumError             the weight function of a curriculum broke its contract, exit code 1
 ├── NoSignalError               only groups without any advantage, exit code 78
 ├── FailureRateError            too many rollouts of one environment fail, exit code 1
 ├── EnvWorkersLostError         a worker of an environment dies again and again, exit code 1
@@ -27,6 +28,10 @@ class InvariantError(ServiceError):
 
 class AdvantageError(ServiceError):
     """The message names the environment, the example and the function."""
+
+
+class CurriculumError(ServiceError):
+    """The message names the environment and the function."""
 
 
 class NoSignalError(ServiceError):

@@ -4,10 +4,14 @@ So the whole position in the data is one integer, the cursor, and a restarted or
 exactly the examples that would have come. Positions are cut into blocks of `BLOCK` slots; a block gives every
 environment its share of slots, shuffled. An environment's n-th slot visits example `n % size` of its epoch
 `n // size`, in an order drawn anew for every epoch. The epoch is the attempt number that keeps two visits apart.
+
+An environment with a curriculum (`curriculum/`) has its examples chosen by that: its n-th slot visits what the
+curriculum says, and `n` is the attempt number. Which slots it has does not depend on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +33,20 @@ class EnvShare:
     name: str
     num_examples: int
     ratio: float
+    refresh_groups: int = 0
+    """Visits in one round of its curriculum; 0: it has none."""
+
+
+class Chooser(Protocol):
+    """What a curriculum is to the order."""
+
+    def is_ready(self, visit: int) -> bool:
+        """Whether the example of this visit can be chosen yet."""
+        ...
+
+    def example(self, visit: int) -> int:
+        """The index of its example."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +75,42 @@ def slots_per_block(ratios: Sequence[float], block: int = BLOCK) -> list[int]:
 class ExampleOrder:
     """`visit(seq)` for any `seq >= 0`, in any order. Keeps only the newest permutation of each kind."""
 
-    def __init__(self, seed: int, shares: Sequence[EnvShare]) -> None:
+    def __init__(self, seed: int, shares: Sequence[EnvShare], choosers: Mapping[str, Chooser] | None = None) -> None:
         for share in shares:
             if share.num_examples < 1:
                 raise ValueError(f"environment {share.name!r} has no examples")
         self._seed = seed
         self._shares = tuple(shares)
+        self._choosers = choosers or {}
         self._slots = slots_per_block([share.ratio for share in shares])
         self._newest: dict[str, tuple[int, Indices]] = {}
         self._newest_block: tuple[int, Slots] = (0, self._block(0))
 
+    def env_name(self, seq: int) -> str:
+        """Whose example position `seq` visits."""
+        return self._slot(seq)[0].name
+
+    def is_ready(self, seq: int) -> bool:
+        """Whether the example at position `seq` can be chosen yet: a curriculum may wait for outcomes."""
+        share, nth = self._slot(seq)
+        return share.name not in self._choosers or self._choosers[share.name].is_ready(nth)
+
     def visit(self, seq: int) -> Visit:
-        """What position `seq` visits."""
+        """What position `seq`, which must be ready, visits."""
+        share, nth = self._slot(seq)
+        if share.name in self._choosers:
+            return Visit(seq, share.name, self._choosers[share.name].example(nth), nth)
+        attempt, position = divmod(nth, share.num_examples)
+        order = self._permutation(f"env/{share.name}", attempt, share.num_examples)
+        return Visit(seq, share.name, int(order[position]), attempt)
+
+    def _slot(self, seq: int) -> tuple[EnvShare, int]:
+        """The environment of position `seq`, and how many slots it had before."""
         block, offset = divmod(seq, BLOCK)
         if self._newest_block[0] != block:
             self._newest_block = (block, self._block(block))
         env_index, rank = self._newest_block[1][offset]
-        nth = block * self._slots[env_index] + rank
-        share = self._shares[env_index]
-        attempt, position = divmod(nth, share.num_examples)
-        order = self._permutation(f"env/{share.name}", attempt, share.num_examples)
-        return Visit(seq, share.name, int(order[position]), attempt)
+        return self._shares[env_index], block * self._slots[env_index] + rank
 
     def _block(self, block: int) -> Slots:
         """Made once per block: array operations give up the interpreter, and every visit would wait to get it back."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from orchestrator.curriculum.curricula import Curricula, Lesson
 from orchestrator.errors import StateMismatchError
 from orchestrator.filters import ScoredGroup
 from orchestrator.lineup import Cut
@@ -26,11 +27,8 @@ class CutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     step: int
     selections: dict[str, Selection] = {}
     """By environment."""
-
-
-def record_of(cut: Cut) -> CutRecord:
-    """What is remembered of `cut`."""
-    return CutRecord(cut.step, {name: select(groups) for name, groups in by_env(cut.groups).items()})
+    lessons: dict[str, Lesson] = {}
+    """For the curricula, by environment."""
 
 
 def by_env(groups: Iterable[ScoredGroup]) -> dict[str, list[ScoredGroup]]:
@@ -42,15 +40,22 @@ def by_env(groups: Iterable[ScoredGroup]) -> dict[str, list[ScoredGroup]]:
 
 
 class History:
-    """The writer. Blocking. Raises `StateMismatchError` for a file that does not decode."""
+    """The writer. Blocking. Opening teaches `curricula` what they knew; raises `StateMismatchError` for a file that
+    does not decode, or that has gaps which they cannot do without."""
 
-    def __init__(self, path: Path, next_step: int) -> None:
+    def __init__(self, path: Path, next_step: int, curricula: Curricula) -> None:
         self.totals: dict[str, Selection] = {}
         """Sums over all batches up to the one written last, by environment."""
         self._path = path
+        self._curricula = curricula
         self._newest_step = 0
         path.touch()
         self._begin = self._end = self._read(next_step)
+        if curricula.by_env and self._newest_step != next_step - 1:
+            raise StateMismatchError(
+                f"the history {path} ends with batch {self._newest_step}, the run with {next_step - 1}: its curriculum "
+                "cannot go on. Restore the file or choose another --run.name"
+            )
 
     def _read(self, next_step: int) -> int:
         """Take in the lines of durable batches; where they end."""
@@ -63,6 +68,7 @@ class History:
                 if record.step >= next_step:
                     break
                 self._add(record)
+                self._curricula.restore(record.lessons)
                 end += len(line)
         return end
 
@@ -72,8 +78,10 @@ class History:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise StateMismatchError(f"cannot read the history {self._path}: {error}; move it away") from error
 
-    def write(self, record: CutRecord) -> None:
+    def write(self, cut: Cut) -> None:
         """Make the line of a batch durable; safe to repeat for the same batch. Raises `OSError`."""
+        selections = {name: select(groups) for name, groups in by_env(cut.groups).items()}
+        record = CutRecord(cut.step, selections, self._curricula.lessons(cut.groups))
         again = record.step == self._newest_step
         begin = self._begin if again else self._end
         line = msgspec.json.encode(record) + b"\n"

@@ -8,7 +8,7 @@
 
 | loop      | consumes               | produces        | waits for                       | unblocked by                |
 |-----------|------------------------|-----------------|---------------------------------|-----------------------------|
-| scheduler | examples, free slots   | rollouts        | staleness budget, slot, engine  | finished rollout, version   |
+| scheduler | examples, free slots   | rollouts        | staleness, slot, engine; curric.| finished rollout, version   |
 | collector | rollouts and failures  | final groups    | all members accounted for       | last member (has no task)   |
 | batcher   | complete batches       | durable batch N | groups in line; < `max_ahead`   | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
@@ -36,6 +36,7 @@ from orchestrator.batcher import Batcher, CutWriter
 from orchestrator.collector import Collector
 from orchestrator.concurrency import Bounds, ConcurrencyController
 from orchestrator.config import OrchestratorConfig
+from orchestrator.curriculum.curricula import make_curricula
 from orchestrator.engine_watch import EngineWatch
 from orchestrator.engines.protocol import Engine, EngineError
 from orchestrator.envs.protocol import EnvAdapter
@@ -88,7 +89,12 @@ class Orchestrator:
         self._server = server
         self._health = health
         self._metrics = metrics
-        shares = [EnvShare(env.label, len(a.examples), env.ratio) for env, a in zip(config.envs, adapters, strict=True)]
+        sizes = [len(adapter.examples) for adapter in adapters]
+        shares = [
+            EnvShare(env.label, size, env.ratio, env.refresh_groups)
+            for env, size in zip(config.envs, sizes, strict=True)
+        ]
+        self._curricula = make_curricula(config, sizes)
         order = describe_order(config.seed, shares)
         next_step = server.outbox.next_step
         state = load_state(run_dir.state / STATE_NAME)
@@ -97,14 +103,14 @@ class Orchestrator:
         self._rules = group_rules(config)
         self._lineup = make_lineup(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
         rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
-        self._history = History(run_dir.state / HISTORY_NAME, next_step)
+        self._history = History(run_dir.state / HISTORY_NAME, next_step, self._curricula)
         self._writer = CutWriter(
             config.run.name, order, done, run_dir.state / STATE_NAME, self._ledger, self._history, rollout_log
         )
         self._policy = Policy(
             engine, server, health, update_timeout_s=config.engines.update_timeout_s, on_live=self._new_version
         )
-        self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares))
+        self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares, self._curricula.by_env))
         self._evaluator = Evaluator(
             config.eval,
             eval_adapters,
@@ -143,6 +149,7 @@ class Orchestrator:
             FailureGuard(config.max_error_rate, config.error_window),
             SignalGuard(config.max_zero_signal_groups),
             on_final=self._wake_batcher,
+            observe=self._curricula.saw,
         )
         envs = {env.label: EnvSlot(env, adapter) for env, adapter in zip(config.envs, self._adapters, strict=True)}
         return Scheduler(

@@ -87,12 +87,21 @@ class Scheduler:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                visit = self._order.visit(self._collector.lineup.tail)
-                env = self._envs[visit.env_name]
+                seq = self._collector.lineup.tail
+                env = self._envs[self._order.env_name(seq)]
+                await self._choosable(seq)
                 await self._admitted(env.config.group_size)
                 await self._engines_back()
-                self._dispatch(tasks, env, visit)
+                self._dispatch(tasks, env, self._order.visit(seq))
                 await asyncio.sleep(0)  # a long burst of admissions must not keep finished rollouts waiting
+
+    async def _choosable(self, seq: int) -> None:
+        """Only for running groups, which have deadlines: it ends."""
+        while not self._order.is_ready(seq):
+            self._changed.clear()
+            what = f"groups of {self._order.env_name(seq)} whose outcomes its curriculum needs"
+            with self._health.waiting(what, loop=LOOP):
+                await self._changed.wait()
 
     async def _admitted(self, group_size: int) -> None:
         while (verdict := self._rule.verdict(self._outlook(), group_size)) is not Verdict.ADMIT:

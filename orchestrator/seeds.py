@@ -25,7 +25,16 @@ def retry_seed(seed: int, num_tries: int) -> int:
 
 def permutation(size: int, *key: str | int) -> npt.NDArray[np.int64]:
     """A permutation of `range(size)` drawn by `key`: sorts the indices by their splitmix64 hash."""
+    return np.argsort(_words(size, *key), kind="stable")
+
+
+def uniforms(size: int, *key: str | int) -> npt.NDArray[np.float64]:
+    """Numbers in (0, 1) drawn by `key`."""
+    return ((_words(size, *key) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _words(size: int, *key: str | int) -> npt.NDArray[np.uint64]:
     words = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(stable_hash(*key))
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.argsort(words ^ (words >> np.uint64(31)), kind="stable")
+    return words ^ (words >> np.uint64(31))

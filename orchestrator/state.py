@@ -60,8 +60,12 @@ class CutState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 def describe_order(seed: int, shares: Sequence[EnvShare]) -> str:
     """Everything the example order depends on: a cursor has a meaning only together with it."""
-    envs = ", ".join(f"{share.name} ({share.num_examples} examples, ratio {share.ratio:g})" for share in shares)
-    return f"seed {seed}, envs {envs}"
+    return f"seed {seed}, envs {', '.join(map(_describe, shares))}"
+
+
+def _describe(share: EnvShare) -> str:
+    rounds = f", curriculum in rounds of {share.refresh_groups}" if share.refresh_groups else ""
+    return f"{share.name} ({share.num_examples} examples, ratio {share.ratio:g}{rounds})"
 
 
 def load_state(path: Path) -> CutState | None:

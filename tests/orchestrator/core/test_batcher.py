@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator import batcher as batcher_module
 from orchestrator.batcher import Batcher, CutWriter, build, check_staleness
+from orchestrator.curriculum.curricula import Curricula
 from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
 from orchestrator.history import History
@@ -49,7 +50,13 @@ class Bench:
         self.health = Health("orchestrator", 60)
         self.steps: list[int] = []
         writer = CutWriter(
-            "run", "order", Done(), folder / "state.json", self.ledger, History(folder / "history", 1), RolloutLog(None)
+            "run",
+            "order",
+            Done(),
+            folder / "state.json",
+            self.ledger,
+            History(folder / "history", 1, Curricula()),
+            RolloutLog(None),
         )
         self.batcher = Batcher(
             self.lineup,

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.curriculum.curricula import Curricula
 from orchestrator.errors import StateMismatchError
 from orchestrator.filters import ScoredGroup
-from orchestrator.history import CutRecord, History, record_of
+from orchestrator.history import History
 from orchestrator.lineup import Cut
 from orchestrator.positions import Done
 from orchestrator.selection import Selection, run_metrics, select, selection_metrics
@@ -61,32 +62,36 @@ def cut(step: int) -> Cut:
 
 def test_a_restart_forgets_the_batch_that_did_not_become_durable(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    killed = History(path, next_step=1)
+    killed = History(path, next_step=1, curricula=Curricula())
     for step in (1, 2, 3):
-        killed.write(record_of(cut(step)))
-    restarted = History(path, next_step=3)
+        killed.write(cut(step))
+    restarted = History(path, next_step=3, curricula=Curricula())
     assert restarted.totals == {"copy": select(GROUPS) + select(GROUPS)}
-    restarted.write(CutRecord(3))
+    restarted.write(Cut(3, (), Done(3)))
     assert len(path.read_bytes().splitlines()) == 3
-    assert History(path, next_step=4).totals == restarted.totals
+    assert History(path, next_step=4, curricula=Curricula()).totals == restarted.totals
 
 
 def test_a_batch_that_is_written_again_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    history = History(path, next_step=1)
+    history = History(path, next_step=1, curricula=Curricula())
     for step in (1, 2, 2):
-        history.write(record_of(cut(step)))
-    assert history.totals == History(path, next_step=3).totals == {"copy": select(GROUPS) + select(GROUPS)}
+        history.write(cut(step))
+    assert (
+        history.totals
+        == History(path, next_step=3, curricula=Curricula()).totals
+        == {"copy": select(GROUPS) + select(GROUPS)}
+    )
 
 
 def test_a_torn_line_is_cut_off_and_nonsense_is_named(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    History(path, next_step=1).write(record_of(cut(1)))
+    History(path, next_step=1, curricula=Curricula()).write(cut(1))
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"step":2,"sel')
-    torn = History(path, next_step=2)
-    torn.write(CutRecord(2))
+    torn = History(path, next_step=2, curricula=Curricula())
+    torn.write(Cut(2, (), Done(2)))
     assert path.read_bytes() == whole + b'{"step":2}\n'
     path.write_text("nonsense\n")
     with pytest.raises(StateMismatchError, match=r"cannot read the history .*history.jsonl"):
-        History(path, next_step=2)
+        History(path, next_step=2, curricula=Curricula())

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.batcher import CutWriter
+from orchestrator.curriculum.curricula import Curricula
 from orchestrator.errors import StateMismatchError
 from orchestrator.examples import EnvShare
 from orchestrator.history import HISTORY_NAME, History
@@ -72,7 +73,7 @@ class Run:
         self.outbox = Outbox(folder / "outbox", "run")
         self.done = resume_from(load_state(self.state_path), self.outbox.next_step, run_id="run", order=ORDER)
         self.ledger = Ledger(folder / LEDGER_NAME, self.done)
-        self.history = History(folder / HISTORY_NAME, self.outbox.next_step)
+        self.history = History(folder / HISTORY_NAME, self.outbox.next_step, Curricula())
         self.writer = CutWriter("run", ORDER, self.done, self.state_path, self.ledger, self.history, RolloutLog(None))
 
     @property
