@@ -95,18 +95,8 @@ class Orchestrator:
             for env, size in zip(config.envs, sizes, strict=True)
         ]
         self._curricula = make_curricula(config, sizes)
-        order = describe_order(config.seed, shares)
-        next_step = server.outbox.next_step
-        state = load_state(run_dir.state / STATE_NAME)
-        done = resume(state, next_step, run_id=config.run.name, order=order)
-        self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, done)
         self._rules = group_rules(config)
-        self._lineup = make_lineup(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
-        rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
-        self._history = History(run_dir.state / HISTORY_NAME, next_step, self._curricula)
-        self._writer = CutWriter(
-            config.run.name, order, done, run_dir.state / STATE_NAME, self._ledger, self._history, rollout_log
-        )
+        self._open(run_dir, describe_order(config.seed, shares))
         self._policy = Policy(
             engine, server, health, update_timeout_s=config.engines.update_timeout_s, on_live=self._new_version
         )
@@ -131,6 +121,19 @@ class Orchestrator:
             more_facts=more_facts,
         )
         self._last_cut = (time.monotonic(), 0.0, 0.0)
+
+    def _open(self, run_dir: RunDir, order: str) -> None:
+        """Everything durable, as the process before left it."""
+        config, next_step = self._config, self._server.outbox.next_step
+        state = load_state(run_dir.state / STATE_NAME)
+        done = resume(state, next_step, run_id=config.run.name, order=order)
+        self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, done)
+        self._lineup = make_lineup(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
+        rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
+        self._history = History(run_dir.state / HISTORY_NAME, next_step, self._curricula)
+        self._writer = CutWriter(
+            config.run.name, order, done, run_dir.state / STATE_NAME, self._ledger, self._history, rollout_log
+        )
 
     def _make_scheduler(self, order: ExampleOrder) -> Scheduler:
         config = self._config
