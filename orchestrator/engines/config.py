@@ -47,6 +47,11 @@ class EnginesConfig(Config):
     """How an OpenAI-compatible server is asked."""
     urls: tuple[str, ...] = Field(("http://127.0.0.1:8000",), min_length=1)
     """Base URLs of the engines; requests go to the one with the least in flight."""
+    resolve_dns: bool = False
+    """Take every address that a host in `urls` resolves to for an engine of its own; http only."""
+    dns_interval_s: float = Field(10.0, gt=0)
+    """Seconds between two looks at the names, under `resolve_dns`: new addresses join with the current weights first,
+    those that are gone leave."""
     request_timeout_s: float = Field(120.0, gt=0)
     """Seconds that one generate request may take, retries not included."""
     max_retries: int = Field(3, ge=0)
@@ -61,4 +66,8 @@ class EnginesConfig(Config):
         bad = [url for url in self.urls if not url.startswith(("http://", "https://"))]
         if bad:
             raise ValueError(f"urls must start with http:// or https://, got {bad}")
+        if self.resolve_dns and any(url.startswith("https://") for url in self.urls):
+            raise ValueError("resolve_dns does not go with https: a certificate is for a name, not for an address")
+        if self.resolve_dns and self.backend not in ("http", "sglang"):
+            raise ValueError(f"resolve_dns does not go with backend = {self.backend!r}: use 'http' or 'sglang'")
         return self

@@ -16,6 +16,7 @@ from loguru import logger
 from orchestrator.engines.availability import Availability
 from orchestrator.engines.circuit import MAX_FAILURES
 from orchestrator.engines.config import EnginesConfig
+from orchestrator.engines.discovery import Resolve, expand, resolve_by_dns
 from orchestrator.engines.http_client import EngineClient, new_session
 from orchestrator.engines.load import EngineLoad, total_load
 from orchestrator.engines.pool import EnginePool
@@ -33,12 +34,19 @@ class HttpEngine:
     """Implements `Engine`. Requests go to the replica with the least in flight; a retry may go to another one."""
 
     def __init__(
-        self, config: EnginesConfig, admin_token: str | None = None, *, connect: Connect | None = None
+        self,
+        config: EnginesConfig,
+        admin_token: str | None = None,
+        *,
+        connect: Connect | None = None,
+        resolve: Resolve = resolve_by_dns,
     ) -> None:
-        """`connect` makes the client of one engine; by default one of ours, which `admin_token` opens."""
+        """`connect` makes the client of one engine; by default one of ours, which `admin_token` opens. `resolve` looks
+        names up."""
         self.availability = Availability()
         self._config = config
         self._connect: Connect = connect or (lambda session, url: EngineClient(session, url, admin_token))
+        self._resolve = resolve
         self._session: aiohttp.ClientSession | None = None
         self._pool = EnginePool((), self.availability)
         self._vocab_size = 0
@@ -56,7 +64,7 @@ class HttpEngine:
         """See `Engine`. Learns the vocabulary."""
         if self._session is None:
             session = self._session = new_session()
-            clients = [self._connect(session, url.rstrip("/")) for url in self._config.urls]
+            clients = [self._connect(session, url) for url in await self._first_urls()]
             self._pool = EnginePool([Replica(client) for client in clients], self.availability)
         errors = await _on_all(self._pool.replicas, self._wait_healthy)
         for replica, error in errors.items():
@@ -111,13 +119,46 @@ class HttpEngine:
 
     async def tend(self) -> None:
         """See `Engine`."""
-        await self._pool.tend(self._make_ready)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._pool.tend(self._make_ready))
+            if self._config.resolve_dns:
+                tasks.create_task(self._follow_names())
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def _first_urls(self) -> list[str]:
+        """Whom to wait for at start-up. Names that have no address yet are waited for, too."""
+        if not self._config.resolve_dns:
+            return [url.rstrip("/") for url in self._config.urls]
+        deadline = time.monotonic() + self._config.start_timeout_s
+        while True:
+            try:
+                return await expand(self._config.urls, self._resolve)
+            except EngineError:
+                if time.monotonic() + HEALTH_POLL_S > deadline:
+                    raise
+            await asyncio.sleep(HEALTH_POLL_S)
+
+    async def _follow_names(self) -> None:
+        """Let the pool follow the names, until cancelled. A resolver that fails changes nothing."""
+        while True:
+            await asyncio.sleep(self._config.dns_interval_s)
+            try:
+                urls = await expand(self._config.urls, self._resolve)
+            except EngineError as error:
+                logger.warning("the engines stay as they are: {}", error)
+                continue
+            known = {replica.url: replica for replica in self._pool.replicas}
+            for url in urls:
+                if url not in known and self._session is not None:
+                    self._pool.join(Replica(self._connect(self._session, url)))
+            for url, replica in known.items():
+                if url not in urls:
+                    self._pool.drop(replica)
 
     async def _generate(self, request: GenerateRequest) -> GenerateReply:
         """One try. `TemporaryError` if another may succeed."""

@@ -1,6 +1,7 @@
 """`EnginePool`: which engines are in service, who takes the next request, and how an engine comes back.
 
 in service ──`failed` three times in a row, or `leave`──▶ out of service ──`tend`: made ready again──▶ in service
+`join` ──▶ out of service                                 any ──`drop`──▶ gone, when its requests have ended
 """
 
 import asyncio
@@ -26,8 +27,9 @@ class EnginePool:
     """The engines of a run. `availability` follows from who is in service."""
 
     def __init__(self, replicas: Sequence[Replica], availability: Availability) -> None:
-        self.replicas = replicas
+        self.replicas = list(replicas)
         self._availability = availability
+        self._changed = asyncio.Event()
 
     def in_service(self) -> list[Replica]:
         """Engines that may get requests."""
@@ -49,11 +51,33 @@ class EnginePool:
         if replica.circuit.open(reason):
             self._has_left(replica)
 
+    def join(self, replica: Replica) -> None:
+        """A new engine. It gets no request before `tend` has made it ready."""
+        replica.circuit.open("it is new, and gets the current weights first")
+        self.replicas.append(replica)
+        self._changed.set()
+        logger.info("engine {} joins the pool", replica.url)
+
+    def drop(self, replica: Replica) -> None:
+        """An engine that is no part of the run any more; requests in flight may end."""
+        self.replicas.remove(replica)
+        self._changed.set()
+        logger.warning("engine {} is gone, {} are left in service", replica.url, len(self.in_service()))
+        if not self.in_service():
+            self._availability.lost(f"{replica.url} was the last engine in service, and is gone")
+
     async def tend(self, make_ready: MakeReady) -> None:
         """Bring back whoever left, as soon as `make_ready` says so; until cancelled."""
+        tended: dict[Replica, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
-            for replica in self.replicas:
-                tasks.create_task(self._tend(replica, make_ready))
+            while True:
+                for replica in [one for one in tended if one not in self.replicas]:
+                    tended.pop(replica).cancel()
+                for replica in self.replicas:
+                    if replica not in tended:
+                        tended[replica] = tasks.create_task(self._tend(replica, make_ready))
+                self._changed.clear()
+                await self._changed.wait()
 
     async def _tend(self, replica: Replica, make_ready: MakeReady) -> None:
         while True:

@@ -32,6 +32,7 @@ class EngineServer:
     """`misbehaviours` are used up one per generate request, then the server behaves."""
 
     url: str = ""
+    host: str = "127.0.0.1"
     misbehaviours: list[Misbehave] = field(default_factory=list)
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(VOCAB_SIZE, EOS))
     num_generate: int = 0
@@ -64,8 +65,8 @@ class EngineServer:
         self.runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self.runner.setup()
         port = int(self.url.rsplit(":", 1)[1]) if self.url else 0
-        await web.TCPSite(self.runner, "127.0.0.1", port, reuse_address=True).start()
-        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+        await web.TCPSite(self.runner, self.host, port, reuse_address=True).start()
+        self.url = f"http://{self.host}:{self.runner.addresses[0][1]}"
 
     async def close(self) -> None:
         """Close the port and all connections. Idempotent."""
