@@ -1,4 +1,7 @@
-"""`EncodedBatch`: batch N as it lies in the outbox and travels to the ranks. Each sample is encoded exactly once."""
+"""`EncodedBatch`: batch N as it lies in the outbox and travels to the ranks.
+
+A sample of text is encoded once, one with images whenever its frame is needed (`FramesOnDemand`).
+"""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,6 +11,7 @@ import numpy.typing as npt
 
 from transport.codec import batch_digest, decode_sample, encode_sample, frame_hash
 from transport.errors import CodecError
+from transport.frames_on_demand import FramesOnDemand
 from transport.manifest import IMAGE, SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
 from transport.sample import TrainingSample
 from transport.tensor import Buffer, EncodedTensor
@@ -18,12 +22,12 @@ class EncodedBatch:
     """A manifest and one frame per row of its columns."""
 
     manifest: BatchManifest
-    frames: tuple[bytes, ...]
+    frames: Sequence[bytes]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all frames."""
-        return sum(map(len, self.frames))
+        return int(self.manifest.columns.num_bytes.numpy().sum())
 
 
 def build_batch(run_id: str, step: int, samples: Sequence[TrainingSample]) -> EncodedBatch:
@@ -36,9 +40,16 @@ def build_batch(run_id: str, step: int, samples: Sequence[TrainingSample]) -> En
     for sample in samples:
         if sample.run_id != run_id:
             raise CodecError(f"sample {sample.trajectory_id} of run {sample.run_id} does not belong to run {run_id}")
-    frames = tuple(encode_sample(sample) for sample in samples)
+    has_images = any(sample.mm_kwargs for sample in samples)
+    frames, sizes, hashes = [], [], []
+    for sample in samples:
+        frame = encode_sample(sample)
+        sizes.append(len(frame))
+        hashes.append(frame_hash(frame))
+        if not has_images:
+            frames.append(frame)
     env_names = tuple(dict.fromkeys(sample.env_name for sample in samples))
-    columns = _columns(samples, frames)
+    columns = _columns(samples, sizes, hashes)
     manifest = BatchManifest(
         schema_version=SCHEMA_VERSION,
         run_id=run_id,
@@ -48,7 +59,7 @@ def build_batch(run_id: str, step: int, samples: Sequence[TrainingSample]) -> En
         columns=columns,
     )
     manifest.check()
-    return EncodedBatch(manifest, frames)
+    return EncodedBatch(manifest, FramesOnDemand(tuple(samples)) if has_images else tuple(frames))
 
 
 def decode_rows(manifest: BatchManifest, rows: Sequence[int], frames: Sequence[Buffer]) -> list[TrainingSample]:
@@ -64,7 +75,7 @@ def decode_batch(batch: EncodedBatch) -> list[TrainingSample]:
     return decode_rows(batch.manifest, range(batch.manifest.num_samples), batch.frames)
 
 
-def _columns(samples: Sequence[TrainingSample], frames: Sequence[bytes]) -> SampleColumns:
+def _columns(samples: Sequence[TrainingSample], sizes: Sequence[int], hashes: Sequence[int]) -> SampleColumns:
     return SampleColumns(
         lengths=_column(np.int32, (sample.num_tokens for sample in samples)),
         loss_tokens=_column(np.int32, (sample.num_loss_tokens for sample in samples)),
@@ -72,9 +83,9 @@ def _columns(samples: Sequence[TrainingSample], frames: Sequence[bytes]) -> Samp
         groups=_numbered(sample.group_id for sample in samples),
         trajectories=_numbered(sample.trajectory_id for sample in samples),
         modalities=_column(np.uint8, (IMAGE if sample.mm_kwargs else TEXT for sample in samples)),
-        num_bytes=_column(np.int64, (len(frame) for frame in frames)),
+        num_bytes=_column(np.int64, sizes),
         oldest_versions=_column(np.int32, (_oldest_version(sample) for sample in samples)),
-        frame_hashes=_column(np.uint64, (frame_hash(frame) for frame in frames)),
+        frame_hashes=_column(np.uint64, hashes),
     )
 
 

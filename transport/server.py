@@ -85,7 +85,7 @@ class BatchServer:
 
     async def publish(self, batch: EncodedBatch) -> None:
         """Store `batch` durably, then announce it. `FrameTooLarge` or `OutboxError`: it was not stored."""
-        largest, limit = max(map(len, batch.frames)), self._limits.max_frame_bytes
+        largest, limit = int(batch.manifest.columns.num_bytes.numpy().max()), self._limits.max_frame_bytes
         if largest > limit:
             raise FrameTooLarge(f"batch {batch.manifest.step} has a sample of {largest} bytes, the limit is {limit}")
         await asyncio.to_thread(self.outbox.put, batch)

@@ -1,3 +1,6 @@
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -6,6 +9,8 @@ from transport.batch import build_batch, decode_batch, decode_rows
 from transport.codec import encode
 from transport.errors import CodecError, CorruptFrame
 from transport.manifest import IMAGE, TEXT
+from transport.outbox import Outbox
+from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
 
 
@@ -28,6 +33,36 @@ def test_columns_describe_every_sample() -> None:
     assert columns.oldest_versions.numpy().tolist() == [0, -1]
     assert columns.num_bytes.numpy().tolist() == [len(frame) for frame in batch.frames]
     assert batch.num_bytes == sum(len(frame) for frame in batch.frames)
+
+
+def with_pixels(number: int) -> TrainingSample:
+    pixels = np.full((400, 600), number, np.float32)
+    return make_sample(number, mm_kwargs={"pixel_values": EncodedTensor.of(pixels)})
+
+
+def test_a_batch_with_images_holds_no_second_copy_of_its_pixels(tmp_path: Path) -> None:
+    samples = [with_pixels(number) for number in range(8)]
+    tracemalloc.start()
+    try:
+        batch = build_batch(RUN, 1, samples)
+        Outbox(tmp_path, RUN).put(batch)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert batch.num_bytes > 8 * 960_000
+    assert peak < 4 * 960_000  # two frames, and the room that one of them grows in
+
+
+def test_frames_with_images_are_the_same_whenever_they_are_looked_at(tmp_path: Path) -> None:
+    samples = [with_pixels(1), make_sample(2), with_pixels(3)]
+    batch = build_batch(RUN, 1, samples)
+    assert [encode(sample) for sample in samples] == list(batch.frames)
+    assert list(batch.frames[1:]) == [encode(sample) for sample in samples[1:]]
+    assert len(batch.frames) == 3
+    outbox = Outbox(tmp_path, RUN)
+    outbox.put(batch)
+    assert outbox.frames(1, [2, 0]) == [batch.frames[2], batch.frames[0]]
+    assert [encode(sample) for sample in decode_batch(batch)] == list(batch.frames)
 
 
 def test_ids_are_numbered_by_first_appearance() -> None:

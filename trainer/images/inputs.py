@@ -88,10 +88,10 @@ def _merge_pixels(parts: Sequence[EncodedTensor]) -> Tensor:
     merged = torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1], dtype=dtype)
     start = 0
     for part in parts:
-        view = merged[start : start + part.shape[0]]
-        if part.dtype == "bfloat16" or dtype != _TYPES[part.dtype]:
-            view.copy_(torch.from_numpy(part.numpy().copy()).view(_TYPES[part.dtype]))
+        rows = merged[start : start + part.shape[0]]
+        if dtype == _TYPES[part.dtype]:
+            rows.view(torch.uint8).numpy().reshape(-1)[:] = np.frombuffer(part.data, dtype=np.uint8)
         else:
-            view.numpy()[...] = part.numpy()
+            rows.copy_(torch.from_numpy(part.numpy().copy()).view(_TYPES[part.dtype]))
         start += part.shape[0]
     return merged

@@ -1,0 +1,152 @@
+"""Real ranks that train image samples of both families and write down gradients, counts and a publish."""
+
+import json
+import traceback
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from tests.trainer.images.tiny_vlm import IMAGE_TOKEN, MIXED, SEQ_LEN, draw_all
+from trainer.config import ModelConfig
+from trainer.distributed import Ranks
+from trainer.fsdp import shard_policy
+from trainer.images.intake import take_in
+from trainer.layout import Layout, RowSharing
+from trainer.losses.config import ReinforceLossConfig
+from trainer.losses.factory import make_loss
+from trainer.model import Policy, load_policy
+from trainer.oracle import verify_packing
+from trainer.packing import pack_mini_batch
+from trainer.plan import StepPlan, plan_step
+from trainer.publish import Publisher
+from trainer.step import StepReport, StepSettings, train_mini_batch
+from transport.batch import build_batch
+from transport.sample import TrainingSample
+from transport.tensor import EncodedTensor
+
+CPU = torch.device("cpu")
+PACKED = ("qwen3_vl", "qwen2_5_vl")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    drawings: tuple[str, ...]
+    cap: int = SEQ_LEN
+    sharing: RowSharing = RowSharing.ALL
+    pad_multiple: int = 1
+    spoiled: tuple[int, ...] = field(default=())
+    """Rows whose images do not add up."""
+
+    def samples(self) -> list[TrainingSample]:
+        return draw_all(*self.drawings)
+
+    def sound(self) -> list[TrainingSample]:
+        return [sample for row, sample in enumerate(self.samples()) if row not in self.spoiled]
+
+
+SCENARIOS = {
+    "mixed": Scenario(MIXED),
+    "padded": Scenario(MIXED, pad_multiple=8),
+    "one sample per row": Scenario(MIXED, cap=2),
+    "modalities apart": Scenario(MIXED, sharing=RowSharing.MODALITY),
+    "images on one rank only": Scenario(("..b.xxxxx", ".....xxxx"), cap=12),
+    "one sample": Scenario((".w.xxx",)),
+    "text only": Scenario(("...xxx", "..xx")),
+    "the only images are refused": Scenario(("..b.xxxxx", ".....xxxx", "....x"), cap=12, spoiled=(0,)),
+}
+
+
+class Recorder(torch.optim.Optimizer):
+    """Keeps the gradients it is given, and changes nothing."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.parameters(), {})
+        self._policy = policy
+        self.gradients: dict[str, Tensor] = {}
+
+    def step(self) -> None:  # type: ignore[override]
+        for name, weight in self._policy.causal_lm.named_parameters():
+            if weight.grad is not None:
+                whole = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+                self.gradients[name] = whole.detach().clone()
+
+
+def plan_of(scenario: Scenario, rank: int, world_size: int) -> StepPlan:
+    layout = Layout(rank, world_size, scenario.cap, SEQ_LEN, sharing=scenario.sharing)
+    return plan_step(build_batch("test", 1, scenario.samples()).manifest, layout)
+
+
+def train(policy: Policy, scenario: Scenario, rank: int, world_size: int) -> tuple[StepReport, dict[str, Tensor]]:
+    plan = plan_of(scenario, rank, world_size)
+    samples = scenario.samples()
+    mine = {row: samples[row] for row in plan.rows_for(rank).tolist()}
+    for row in scenario.spoiled:
+        if row in mine:
+            mine[row] = without_an_image_token(mine[row])
+    intake = take_in(mine, policy.image_spec, SEQ_LEN)
+    micro_batches = pack_mini_batch(
+        plan, 0, rank, intake.samples, scenario.pad_multiple, policy.image_spec, intake.refused
+    )
+    recorder = Recorder(policy)
+    settings = StepSettings(plan.env_names, 1e9, scenario.cap)
+    report = train_mini_batch(policy, recorder, micro_batches, make_loss(ReinforceLossConfig()), settings)
+    return report, recorder.gradients
+
+
+def without_an_image_token(sample: TrainingSample) -> TrainingSample:
+    token_ids = sample.token_ids.numpy().copy()
+    token_ids[np.flatnonzero(token_ids == IMAGE_TOKEN)[0]] = 1
+    return msgspec.structs.replace(sample, token_ids=EncodedTensor.of(token_ids))
+
+
+@dataclass(frozen=True)
+class Rank:
+    rank: int
+    world_size: int
+    model_paths: dict[str, Path]
+    out: Path
+
+
+def run_rank(me: Rank) -> None:
+    """Entry point of a rank. Leaves `rank<k>.json`, `error<k>.txt` on failure, and (rank 0) gradients."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
+    try:
+        metrics = {family: _work(me, family) for family in PACKED}
+        (me.out / f"rank{me.rank}.json").write_text(json.dumps(metrics))
+    except Exception:
+        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _work(me: Rank, family: str) -> dict[str, dict[str, float]]:
+    mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
+    config = ModelConfig(path=me.model_paths[family], seq_len=SEQ_LEN)
+    policy = shard_policy(load_policy(config, CPU), mesh, reshard_after_forward=True)
+    verify_packing(policy, CPU)
+    metrics = {}
+    for name, scenario in SCENARIOS.items():
+        report, gradients = train(policy, scenario, me.rank, me.world_size)
+        metrics[name] = report.metrics
+        if me.rank == 0:
+            save_file(gradients, me.out / f"{family} {name}.safetensors")
+    Publisher(me.out / family, "test", 2, Ranks(me.rank, me.world_size, CPU)).publish(policy.causal_lm, 0)
+    half = load_policy(config.model_copy(update={"dtype": "bfloat16"}), CPU)
+    report, gradients = train(
+        shard_policy(half, mesh, reshard_after_forward=False), SCENARIOS["mixed"], me.rank, me.world_size
+    )
+    if me.rank == 0:
+        save_file(gradients, me.out / f"{family} bfloat16.safetensors")
+    return metrics

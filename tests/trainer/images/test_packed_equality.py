@@ -1,0 +1,123 @@
+"""Packed rows with images: log probabilities and gradients are those of every sample alone, on one rank and on two."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.trainer.images.conftest import Policies, References, TwoRanks
+from tests.trainer.images.image_ranks import CPU, PACKED, SCENARIOS, Scenario, train
+from tests.trainer.images.reference import relative_error
+from tests.trainer.images.tiny_vlm import MIXED, SEQ_LEN, SPEC, draw, draw_all
+from trainer.layout import RowSharing
+from trainer.model import Policy
+from trainer.oracle import forward_per_segment, verify_packing
+from trainer.packing import pack
+from transport.weights import version_dir
+
+TOLERANCE = 1e-5
+
+
+def scores(policy: Policy, *drawings: str) -> Tensor:
+    samples = draw_all(*drawings)
+    with torch.no_grad():
+        batch = pack(samples, [0] * len(samples), range(len(samples)), SEQ_LEN, images=SPEC)
+        return policy(batch).logprobs
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_packed_log_probabilities_are_those_of_the_models_own_forward(
+    family: str, policies: Policies, references: References
+) -> None:
+    expected, _ = references[family, Scenario(MIXED)]
+    torch.testing.assert_close(scores(policies[family], *MIXED).double(), torch.cat(expected), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_gradient_on_one_rank_is_that_of_samples_alone(
+    family: str, name: str, policies: Policies, references: References
+) -> None:
+    _, gradients = train(policies[family], SCENARIOS[name], rank=0, world_size=1)
+    assert relative_error(gradients, references[family, SCENARIOS[name]][1]) < TOLERANCE
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_gradient_on_two_ranks_is_that_of_samples_alone(
+    family: str, name: str, two_ranks: TwoRanks, references: References
+) -> None:
+    assert relative_error(two_ranks.gradients(family, name), references[family, SCENARIOS[name]][1]) < TOLERANCE
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", PACKED)
+def test_dummy_images_give_the_vision_tower_a_gradient_of_zero(family: str, two_ranks: TwoRanks) -> None:
+    """The plan counts on an image that its rank then refuses: all ranks run the vision tower on dummies."""
+    name = "the only images are refused"
+    gradients = two_ranks.gradients(family, name)
+    seeing = [gradient for key, gradient in gradients.items() if key.startswith("model.visual.")]
+    assert len(seeing) == sum(key.startswith("model.visual.") for key in two_ranks.gradients(family, "mixed"))
+    assert not any(gradient.any() for gradient in seeing)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", PACKED)
+def test_bfloat16_ranks_come_near_the_reference(family: str, two_ranks: TwoRanks, references: References) -> None:
+    error = relative_error(two_ranks.gradients(family, "bfloat16"), references[family, SCENARIOS["mixed"]][1])
+    assert TOLERANCE < error < 0.2
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", PACKED)
+def test_images_are_counted_where_they_are_trained_and_dummies_nowhere(family: str, two_ranks: TwoRanks) -> None:
+    name = "images on one rank only"
+    metrics = [two_ranks.metrics(family, name, rank) for rank in range(2)]
+    assert sorted(local["images/local"] for local in metrics) == [0, 1]
+    assert sorted(local["image_tokens/local"] for local in metrics) == [0, 4]
+    assert metrics[0]["image_patches/global"] == metrics[1]["image_patches/global"] == 16
+    assert metrics[0]["tokens/global"] == sum(sample.num_tokens for sample in SCENARIOS[name].samples())
+    assert not [key for key in two_ranks.metrics(family, "text only") if key.startswith("image")]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("family", PACKED)
+def test_sharded_weights_are_published_whole(family: str, two_ranks: TwoRanks, policies: Policies) -> None:
+    (file,) = version_dir(two_ranks.out / family, 0).glob("*.safetensors")
+    published = load_file(file)
+    assert {name for name in published if name.startswith("model.visual.blocks.")}
+    for name, weight in policies[family].causal_lm.named_parameters():
+        assert torch.equal(published[name], weight.detach()), name
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_the_start_up_check_passes_and_leaves_no_gradient(family: str, policies: Policies) -> None:
+    verify_packing(policies[family], CPU)
+    assert all(weight.grad is None for weight in policies[family].parameters())
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_pixels_reach_the_tokens_behind_them_and_no_other_sample(family: str, policies: Policies) -> None:
+    first, second = draw("..b..xxx"), draw(".....xxxx", index=1)
+    other = draw("..b..xxx", mm_kwargs=draw("..b..xxx", seed=5).mm_kwargs)
+    rows = [pack([sample, second], [0, 0], [0, 1], SEQ_LEN, images=SPEC) for sample in (first, other)]
+    with torch.no_grad():
+        before, after = (policies[family](row).logprobs for row in rows)
+    assert (before[:3] != after[:3]).all()
+    assert torch.equal(before[3:], after[3:])
+
+
+def test_qwen3_5_trains_alone_and_does_not_see_the_padding_behind(policies: Policies, references: References) -> None:
+    scenario = Scenario(MIXED, sharing=RowSharing.NONE)
+    _, gradients = train(policies["qwen3_5"], scenario, rank=0, world_size=1)
+    assert relative_error(gradients, references["qwen3_5", scenario][1]) < TOLERANCE
+    verify_packing(policies["qwen3_5"], CPU)
+
+
+def test_qwen3_5_would_leak_if_it_were_packed(policies: Policies) -> None:
+    """The reason for its line in the table; when this fails, the table can change."""
+    samples = draw_all(*MIXED)
+    with torch.no_grad():
+        alone = forward_per_segment(policies["qwen3_5"], samples, SEQ_LEN, CPU).logprobs
+    assert float((scores(policies["qwen3_5"], *MIXED) - alone).abs().max()) > 0.01

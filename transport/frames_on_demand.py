@@ -1,0 +1,31 @@
+"""`FramesOnDemand`: the frames of samples with images, which are not worth holding twice.
+
+A frame repeats every byte of its sample, and pixels are nearly all of them. Encoding such a sample is one copy at the
+speed of memory, so it is done once to learn size and hash, and again when the frame is written, into memory that the
+frame before has just left. A batch that is cut then needs the room of one more sample, not of one more batch.
+"""
+
+from collections.abc import Sequence
+from typing import overload
+
+from transport.codec import encode
+from transport.sample import TrainingSample
+
+
+class FramesOnDemand(Sequence[bytes]):
+    """One frame per sample, the same bytes whenever it is looked at. The samples must be sound, and must not change."""
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, place: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(place, slice):
+            return FramesOnDemand(self._samples[place])
+        return encode(self._samples[place])
