@@ -1,0 +1,111 @@
+"""Kubernetes, Slurm and SkyPilot examples: schemas, and every command line through the real CLIs."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.commands import ROOT, after_torchrun, check_torchrun, resolve
+
+MANIFESTS = [m for m in yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "tandem.yaml").read_text()) if m]
+WORKLOADS = {m["metadata"]["name"]: m for m in MANIFESTS if m["kind"] in ("Deployment", "StatefulSet")}
+SERVICES = {m["metadata"]["name"]: m for m in MANIFESTS if m["kind"] == "Service"}
+SLURM = ROOT / "deploy" / "slurm" / "tandem.sbatch"
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda m: f"{m['kind']}/{m['metadata']['name']}")
+def test_manifest_fits_the_schema(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, "1.33", strict=True)
+
+
+def pod(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = WORKLOADS[name]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.fixture(scope="module")
+def configs() -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in WORKLOADS:
+        (container,) = pod(name)["containers"]
+        arguments = container["args"]
+        if container.get("command") == ["torchrun"]:
+            options, _, arguments = after_torchrun(arguments)
+            check_torchrun(options)
+        found[name] = resolve(name, arguments)
+    return found
+
+
+def test_probes_and_ports_are_those_of_the_services(configs: dict[str, dict[str, Any]]) -> None:
+    assert WORKLOADS.keys() == {"inference", "orchestrator", "trainer"}
+    for name, config in configs.items():
+        (container,) = pod(name)["containers"]
+        ports = {port["containerPort"] for port in container["ports"]}
+        assert ports == {port["port"] for port in SERVICES[name]["spec"]["ports"]}
+        for kind, path in (("startupProbe", "/ready"), ("livenessProbe", "/live")):
+            assert container[kind]["httpGet"] == {"path": path, "port": config["health"]["port"]}
+        assert config["health"]["port"] in ports
+        assert config["health"]["host"] == "0.0.0.0"
+
+
+def test_addresses_lead_to_the_services(configs: dict[str, dict[str, Any]]) -> None:
+    assert configs["orchestrator"]["engines"]["urls"] == [f"http://inference:{configs['inference']['server']['port']}"]
+    assert configs["orchestrator"]["engines"]["resolve_dns"] is True
+    port = configs["orchestrator"]["server"]["endpoint"].rsplit(":", 1)[1]
+    assert configs["trainer"]["orchestrator"]["endpoint"] == f"tcp://orchestrator:{port}"
+
+
+def test_secrets_are_where_the_configs_look_for_them(configs: dict[str, dict[str, Any]]) -> None:
+    for name, config in configs.items():
+        (source,) = (volume["projected"]["sources"] for volume in pod(name)["volumes"] if volume["name"] == "mounted")
+        files = {f"/run/secrets/{item['path']}" for s in source for item in s["secret"].get("items", [])}
+        for table in ("server", "orchestrator", "weights"):
+            folder = config.get(table, {}).get("keys_dir")
+            assert folder is None or any(file.startswith(folder + "/") for file in files), (name, table)
+
+
+def test_pods_do_not_run_as_root() -> None:
+    assert all(pod(name)["securityContext"]["runAsNonRoot"] for name in WORKLOADS)
+
+
+def recorded(tmp_path: Path) -> list[list[str]]:
+    """What the script asks Slurm to run, on three nodes."""
+    log = tmp_path / "log"
+    stubs = {"scontrol": "printf 'a\\nb\\nc\\n'", "srun": f'printf "%q " "$@" >> {log}; echo >> {log}'}
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a,b,c"}
+    subprocess.run(["bash", str(SLURM)], cwd=ROOT, env=environment, check=True, timeout=60)
+    return [shlex.split(line) for line in log.read_text().splitlines()]
+
+
+def test_slurm_script_starts_what_the_services_accept(tmp_path: Path) -> None:
+    lines = {
+        next(word for word in ("inference", "orchestrator", "torchrun") if word in line): line
+        for line in recorded(tmp_path)
+    }
+    assert lines.keys() == {"inference", "orchestrator", "torchrun"}
+    for service in ("inference", "orchestrator"):
+        line = lines[service]
+        assert line[line.index("--nodelist") + 1] == "a"
+        resolve(service, line[line.index(service) + 1 :])
+    line = lines["torchrun"]
+    assert line[line.index("--nodelist") + 1] == "b,c"
+    options, module, arguments = after_torchrun(line[line.index("torchrun", line.index("-c") + 2) + 1 :])
+    check_torchrun(options)
+    assert module == "trainer"
+    config = resolve(module, [*arguments, "--weights.advertised-host", "b"])
+    assert config["orchestrator"]["endpoint"] == "tcp://a:29600"
+
+
+def test_skypilot_file_runs_what_rl_accepts() -> None:
+    task = yaml.safe_load((ROOT / "deploy" / "skypilot.yaml").read_text())
+    (command,) = [line for line in task["run"].splitlines() if line.startswith("rl ")]
+    assert resolve("runtime", command.split()[1:])["run"]["dir"] == "/runs"
+    assert "python3.11" in task["setup"]
