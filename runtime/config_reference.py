@@ -11,6 +11,14 @@ from pydantic import BaseModel
 from runtime.config_keys import ConfigClass, Key, config_keys
 
 
+HEAD = """# Configuration
+
+Every key of every service, made from the config classes by `python -m runtime.config_reference`; a test compares the two. A key may stand in a TOML file (`service @ file.toml`) or on the command line
+(`--optimizer.lr 5e-4`); later ones win, an unknown one is an error that names the nearest. `--dry-run` prints what is in force.
+
+"""
+
+
 def config_reference(config_class: ConfigClass) -> str:
     """A heading and a table of keys for each config table, in the order of the class."""
     tables = {key.name: key.field.description or "" for key in config_keys(config_class) if key.is_table}
@@ -69,15 +77,14 @@ def _row(key: Key) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace(" | ", " \\| ") for cell in cells) + " |"
 
 
-def main() -> None:
-    """Print the reference of `rl` and of every installed service."""
+def reference() -> str:
+    """The page of `rl` and of every installed service."""
     from runtime.rl_config import RlConfig
     from runtime.services import find_services
 
     classes = {"rl": RlConfig} | {spec.name: spec.config_class for spec in find_services()}
-    for name, config_class in classes.items():
-        sys.stdout.write(f"## `{name}`\n\n{config_reference(config_class)}\n")
+    return HEAD + "\n".join(f"## `{name}`\n\n{config_reference(cls)}" for name, cls in classes.items())
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(reference())

@@ -12,7 +12,7 @@ from tests.deploy.test_compose import SERVICES, config_of
 
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 TEXT = DOCKERFILE.read_text()
-TARGETS = {name: body for name, body in re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", TEXT, re.M | re.S)}
+TARGETS = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", TEXT, re.M | re.S))
 
 
 def test_hadolint_finds_nothing() -> None:

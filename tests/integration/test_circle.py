@@ -1,5 +1,6 @@
 """The loop turns: reward rises, trainer and engine agree, the result is a model that anyone can load."""
 
+import re
 import statistics
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.deploy.test_observability import OF_A_STEP, used_metrics
 from tests.integration.circle import ROOT, Finished, environment, run_rl
 
 pytestmark = pytest.mark.integration
@@ -32,6 +34,15 @@ def test_two_ranks_and_the_embedded_engine_make_reward_rise(trained: Finished) -
 def test_every_step_is_trained_once_and_none_is_too_stale(trained: Finished) -> None:
     assert trained.column("trainer", "step") == list(range(1, 51))
     assert max(trained.column("orchestrator", "staleness/all/max")) <= 2
+
+
+def test_alerts_and_dashboards_name_metrics_that_the_run_had(trained: Finished) -> None:
+    recorded = {
+        f"tandem_{service}_" + re.sub(r"[^A-Za-z0-9_]", "_", key)
+        for service in ("trainer", "orchestrator")
+        for key in trained.metrics(service)[-1]
+    }
+    assert {name for name in used_metrics() if re.match(OF_A_STEP, name)} <= recorded
 
 
 def test_ledger_of_a_finished_run_balances(trained: Finished) -> None:
