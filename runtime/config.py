@@ -32,6 +32,23 @@ class Config(BaseConfig):  # type: ignore[misc]
             return data
         return {name: _split(name, value) if _is_sequence_field(cls, name) else value for name, value in data.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_the_defaults_of_tables(cls, data: Any) -> Any:
+        """A table that is given in part keeps what its field sets for the rest: `--health.host` leaves the port."""
+        if not isinstance(data, dict):
+            return data
+        return {
+            name: {**_default_table(cls, name), **value} if isinstance(value, dict) else value
+            for name, value in data.items()
+        }
+
+
+def _default_table(config_class: type[BaseConfig], name: str) -> dict[str, Any]:
+    field = config_class.model_fields.get(name)
+    default = None if field is None else field.default
+    return {key: getattr(default, key) for key in default.model_fields_set} if isinstance(default, Config) else {}
+
 
 def _is_sequence_field(config_class: type[BaseConfig], name: str) -> bool:
     field = config_class.model_fields.get(name)

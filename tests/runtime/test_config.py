@@ -227,3 +227,24 @@ def test_locations_become_keys(location: tuple[int | str, ...], key: str) -> Non
 
 def test_nearest_key_prefers_the_whole_name() -> None:
     assert nearest_key("trainer.sed", ["seed", "trainer.seed", "orchestrator.seed"]) == "trainer.seed"
+
+
+class Door(Config):
+    """Has a default of its own."""
+
+    port: int = 0
+    """Port."""
+    host: str = "a"
+    """Host."""
+
+
+class House(Config):
+    """Sets another default for its door."""
+
+    door: Door = Door(port=80)
+    """The door."""
+
+
+def test_table_that_is_given_in_part_keeps_the_default_of_its_field() -> None:
+    assert parse_config(House, ["--door.host", "b"], prog="house").door == Door(port=80, host="b")
+    assert parse_config(House, ["--door.port", "1"], prog="house").door == Door(port=1)
