@@ -16,7 +16,8 @@ from tiny_models.cli import main as make_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"
-RUNS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir())
+RUNS = sorted(path.parent.name for path in CONFIGS.glob("*/rl.toml"))
+"""Those that one machine runs; `multi_node` is for several and has tests of its own (tests/deploy)."""
 FILES = sorted(CONFIGS.rglob("*.toml"))
 SERVICES = {spec.name: spec.config_class for spec in find_services()}
 
@@ -26,7 +27,7 @@ def load_rl(run: str) -> RlConfig:
 
 
 def test_every_run_has_a_file_per_service() -> None:
-    assert RUNS == ["copy_text", "copy_text_ppo", "reverse_text"]
+    assert {"copy_text", "reverse_text"} <= set(RUNS)
     for run in RUNS:
         assert {path.stem for path in FILES if path.parent.name == run} == {"rl", *SERVICES}
 
