@@ -10,11 +10,11 @@ from pydantic import BaseModel
 
 from runtime.config_keys import ConfigClass, Key, config_keys
 
-
 HEAD = """# Configuration
 
-Every key of every service, made from the config classes by `python -m runtime.config_reference`; a test compares the two. A key may stand in a TOML file (`service @ file.toml`) or on the command line
-(`--optimizer.lr 5e-4`); later ones win, an unknown one is an error that names the nearest. `--dry-run` prints what is in force.
+Every key of every service, made from the config classes by `python -m runtime.config_reference`; a test compares the
+two. A key may stand in a TOML file (`service @ file.toml`) or on the command line (`--optimizer.lr 5e-4`); later ones
+win, an unknown one is an error that names the nearest. `--dry-run` prints what is in force.
 
 """
 
