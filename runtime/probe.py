@@ -11,7 +11,7 @@ def probe(url: str) -> bool:
     """Whether `url` answers with success."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            return 200 <= response.status < 300
+            return 200 <= int(response.status) < 300
     except (OSError, ValueError):  # no answer, an answer that is an error, or no URL
         return False
 
