@@ -17,13 +17,14 @@ from torch import Tensor
 from inference.errors import NonFiniteLogits
 from inference.generation import TopLogprobs
 from inference.scoring import ScoreJob, Scores
+from inference.torch_engine.base_model import BaseModel
 from inference.torch_engine.counter_rng import uniforms
 from inference.torch_engine.sampling import sample
 from inference.torch_engine.scoring import sequence_logprobs
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.slot_model import SlotModel
 from inference.torch_engine.slots import SlotTable
-from inference.torch_engine.weights import VerifiedWeights, check_fits, copy_into, model_digest
+from inference.torch_engine.weights import VerifiedWeights, copy_into, model_digest
 from transport.generation import FinishReason, ServedWeights
 
 
@@ -32,6 +33,7 @@ class Decoder:
 
     def __init__(self, model: SlotModel, num_slots: int, max_length: int) -> None:
         self._model = model
+        self._base = BaseModel(model.hf)
         self._table = SlotTable(num_slots, max_length)
         self._waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.served = ServedWeights(version=0, digest=model_digest(model.hf))
@@ -54,9 +56,12 @@ class Decoder:
         """Whether `step` would do anything."""
         return bool(self._waiting) or self.num_running > 0
 
-    def check_fits(self, weights: VerifiedWeights) -> None:
-        """Raise `WeightsRefused` unless `swap` can take `weights`. May be called from any thread."""
-        check_fits(self._model.hf, weights)
+    def loadable(self, weights: VerifiedWeights) -> VerifiedWeights:
+        """What `swap` takes for a publish: an adapter comes back merged. Raises `WeightsRefused` if nothing fits.
+
+        May be called from any thread, but not while another call, or the swap of its result, is under way.
+        """
+        return self._base.loadable(weights)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it joins at the next step with a free slot, in the order of arrival."""
@@ -82,12 +87,13 @@ class Decoder:
 
     @torch.inference_mode()
     def swap(self, weights: VerifiedWeights) -> ServedWeights:
-        """Serve `weights` from the next token on. Running sequences keep their tokens; their keys and values are
-        computed again, so that all later log probabilities are exactly those of the new version."""
+        """Serve `weights`, which `loadable` gave, from the next token on. Running sequences keep their tokens; their
+        keys and values are computed again, so that all later log probabilities are exactly those of the new version."""
         copy_into(self._model.hf, weights)
-        digest = model_digest(self._model.hf)
-        assert digest == weights.digest, f"after the copy the model has digest {digest}, not {weights.digest}"
-        self.served = ServedWeights(version=weights.version, digest=digest)
+        digest, expected = model_digest(self._model.hf), weights.merged_digest or weights.digest
+        assert digest == expected, f"after the copy the model has digest {digest}, not {expected}"
+        self._base.loaded(weights)
+        self.served = ServedWeights(version=weights.version, digest=weights.digest)
         for slot, sequence in enumerate(self._table.sequences):
             sequence.switches.append((weights.version, self._table.num_sampled(slot)))
         self._prefill(range(self.num_running))

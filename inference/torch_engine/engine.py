@@ -159,9 +159,7 @@ class TorchEngine:
         )
 
     def _receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
-        weights = self._intake.receive(location, version, given_up)
-        self._decoder.check_fits(weights)
-        return weights
+        return self._decoder.loadable(self._intake.receive(location, version, given_up))
 
     async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | Score | SetPaused]") -> _T:
         reply: asyncio.Future[_T] = asyncio.get_running_loop().create_future()

@@ -3,7 +3,7 @@
 Everything that can fail happens in `read_publish` and `check_fits`, before the first byte of the model changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from inference.errors import WeightsRefused
 from transport.errors import WeightsError
 from transport.weights import (
+    AdapterInfo,
     ShardEntry,
     TensorEntry,
     WeightManifest,
@@ -32,6 +33,10 @@ class VerifiedWeights:
     version: int
     digest: str
     tensors: dict[str, Tensor]
+    adapter: AdapterInfo | None = None
+    """Given: the tensors are an adapter, and no model has them before it is merged (`base_model.py`)."""
+    merged_digest: str | None = None
+    """Given: an adapter was merged into the tensors. Their own digest; `digest` stays that of the publish."""
 
 
 def read_publish(manifest_path: Path, *, version: int, run_id: str) -> VerifiedWeights:
@@ -45,7 +50,7 @@ def read_publish(manifest_path: Path, *, version: int, run_id: str) -> VerifiedW
         _check_tensors(manifest, tensors)
     except (WeightsError, OSError) as error:
         raise WeightsRefused(f"version {version} is not loaded: {error}") from error
-    return VerifiedWeights(version, manifest.digest, tensors)
+    return VerifiedWeights(version, manifest.digest, tensors, manifest.adapter)
 
 
 def check_fits(model: PreTrainedModel, weights: VerifiedWeights) -> None:
@@ -83,8 +88,13 @@ def served_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 def model_digest(model: PreTrainedModel) -> str:
     """`weights_digest` of the bytes that the model computes with."""
+    return tensors_digest(served_tensors(model))
+
+
+def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """`weights_digest` of tensors in memory."""
     return weights_digest(
-        (name, dtype_name(tensor), tuple(tensor.shape), tensor_hash(tensor)) for name, tensor in served_tensors(model)
+        (name, dtype_name(tensor), tuple(tensor.shape), tensor_hash(tensor)) for name, tensor in tensors
     )
 
 
