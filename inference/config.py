@@ -61,6 +61,10 @@ _OWN_FLAGS = (
     "--weight-transfer-config",
     "--worker-extension-cls",
     "--dtype",
+    "--enable-lora",
+    "--max-lora-rank",
+    "--max-loras",
+    "--max-cpu-loras",
 )
 
 
@@ -86,12 +90,23 @@ class VllmEngineConfig(Config):
     """Memory for the KV cache on a CPU, in GiB."""
     enforce_eager: bool = True
     """No compilation: starts at once, and is the faster one for tiny models. Set false on a GPU."""
+    max_lora_rank: int | None = Field(None, gt=0, le=512)
+    """Serve LoRA adapters of up to this rank, and nothing else; `rl` takes the trainer's `model.lora.rank`."""
+    max_loras: int = Field(4, gt=0)
+    """Adapters, that is policy versions, that are decoded together: a request ends with the one it began with. Requests
+    of further versions wait."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds that vLLM may take to load and answer."""
     max_restarts: int = Field(3, ge=0)
     """How often a vLLM that died is started again before the service gives up."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's server, as it spells them: `["--kv-cache-dtype", "fp8"]`."""
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> "VllmEngineConfig":
+        if self.max_lora_rank is not None and self.pause_mode != "keep":
+            raise ValueError("vllm.pause_mode is for whole models: an adapter (vllm.max_lora_rank) changes no request")
+        return self
 
     @field_validator("extra_args")
     @classmethod

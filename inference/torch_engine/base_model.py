@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from inference.errors import WeightsRefused
+from inference.torch_engine.adapter_pairs import Pair, check_base, fitting_pairs
 from inference.torch_engine.weights import VerifiedWeights, check_fits, served_tensors, tensors_digest
-from transport.weights import AdapterInfo
-
-_A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class BaseModel:
@@ -35,10 +32,12 @@ class BaseModel:
             check_fits(self._model, weights)
             return weights
         base = dict(served_tensors(self._model)) | self._kept
-        self._check_base(weights, weights.adapter, base)
-        changes = adapter_changes(weights, weights.adapter, base)
-        self._kept |= {name: base[name].clone() for name in changes if name not in self._kept}
-        merged = base | {name: (base[name].float() + change).to(base[name]) for name, change in changes.items()}
+        check_base(weights, weights.adapter, tensors_digest(base.items()))
+        pairs = fitting_pairs(weights, weights.adapter, {name: tuple(tensor.shape) for name, tensor in base.items()})
+        changed = {f"{module}.weight": pair for module, pair in pairs.items()}
+        self._kept |= {name: base[name].clone() for name in changed if name not in self._kept}
+        scale = weights.adapter.alpha / weights.adapter.rank
+        merged = base | {name: merge(base[name], pair, scale) for name, pair in changed.items()}
         return replace(weights, tensors=merged, merged_digest=tensors_digest(merged.items()))
 
     def loaded(self, weights: VerifiedWeights) -> None:
@@ -46,27 +45,8 @@ class BaseModel:
         if weights.adapter is None:
             self._kept = {}
 
-    def _check_base(self, weights: VerifiedWeights, adapter: AdapterInfo, base: dict[str, Tensor]) -> None:
-        digest = tensors_digest(base.items())
-        if digest != adapter.base_digest:
-            raise WeightsRefused(
-                f"version {weights.version} is an adapter of another model: its base has digest "
-                f"{adapter.base_digest}, the model of this engine {digest}; serve the trainer's model.path, as float32"
-            )
 
-
-def adapter_changes(weights: VerifiedWeights, adapter: AdapterInfo, base: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the adapter adds to which tensor of `base`, in float32. Raises `WeightsRefused` if it does not fit."""
-    changes = {}
-    for module in {name.removesuffix(_A).removesuffix(_B) for name in weights.tensors}:
-        name = f"{module}.weight"
-        pair = weights.tensors.get(module + _B), weights.tensors.get(module + _A)
-        if name not in base or pair[0] is None or pair[1] is None:
-            raise WeightsRefused(f"version {weights.version} is an adapter of another model: no pair for {name}")
-        rows, columns = base[name].shape
-        shapes = [tuple(part.shape) for part in pair if part is not None]
-        if shapes != [(rows, adapter.rank), (adapter.rank, columns)]:
-            raise WeightsRefused(f"version {weights.version} is an adapter of another model: {module} has {shapes}")
-        lora_b, lora_a = (part.to(base[name].device, torch.float32) for part in pair if part is not None)
-        changes[name] = lora_b @ lora_a * (adapter.alpha / adapter.rank)
-    return changes
+def merge(weight: Tensor, pair: Pair, scale: float) -> Tensor:
+    """`weight + scale * B @ A`, computed in float32."""
+    lora_a, lora_b = (part.to(weight.device, torch.float32) for part in pair)
+    return (weight.float() + scale * (lora_b @ lora_a)).to(weight.dtype)

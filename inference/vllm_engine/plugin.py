@@ -60,17 +60,20 @@ class EndpointPlugin:
 
     async def init_state(self, engine_client: "EngineClient | None", state: "State", args: Namespace) -> None:
         """See vLLM's `EndpointPlugin`. Version 0 is what vLLM has loaded."""
+        from inference.vllm_engine.adapter_shelf import AdapterShelf
         from inference.vllm_engine.engine import VllmEngine
 
         assert engine_client is not None, "a server that generates has an engine"
         settings = self._settings
         digest = await asyncio.to_thread(checkpoint_digest, Path(settings.model_path), getattr(torch, settings.dtype))
         await engine_client.update_weight_version("0")
+        start = ServedWeights(version=0, digest=digest)
         self._routes.engine = VllmEngine(
             engine_client,
             limits_of(engine_client, settings),
-            start=ServedWeights(version=0, digest=digest),
+            start=start,
             pause_mode=settings.pause_mode,
+            adapters=None if settings.max_lora_rank is None else AdapterShelf(engine_client, start, settings),
         )
 
 

@@ -24,6 +24,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_timeout_s: float
     weights: str
     """`inference.config.WeightsConfig` as JSON."""
+    max_lora_rank: int | None
+    adapter_dir: str
+    """Folder for the adapters in service; only with `max_lora_rank`."""
 
     def encoded(self) -> str:
         """The value of `VARIABLE`."""

@@ -120,6 +120,11 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
 
     def _check_fits(self, weights: VerifiedWeights) -> None:
         """Raise `WeightsRefused` unless names, shapes and dtypes are those of the checkpoint that vLLM serves."""
+        if weights.adapter is not None:
+            raise WeightsRefused(
+                f"version {weights.version} is an adapter of rank {weights.adapter.rank}: this engine takes adapters "
+                "when it is started with vllm.max_lora_rank"
+            )
         if not self._shapes:
             self._shapes = checkpoint_shapes(Path(self.model_config.model))
         if differing := weights.tensors.keys() ^ self._shapes.keys():

@@ -3,7 +3,12 @@
 vLLM mixes it into its worker class (`--worker-extension-cls`); the prefix keeps its names apart from the worker's own.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from inference.torch_engine.weights import tensors_digest
+from inference.vllm_engine.adapter_folder import read_adapter_folder
+from inference.vllm_engine.adapter_readback import LoraRunner, check_held
 
 if TYPE_CHECKING:
     from inference.vllm_engine.weight_engine import PublishedWeightEngine
@@ -13,6 +18,7 @@ class WorkerExtension:
     """Methods for `collective_rpc`. All of them return at once."""
 
     weight_transfer_engine: "PublishedWeightEngine"
+    model_runner: LoraRunner
 
     def tandem_stage(self, location: str, version: int) -> None:
         """See `PublishedWeightEngine.stage`."""
@@ -25,3 +31,10 @@ class WorkerExtension:
     def tandem_served(self) -> tuple[int, str] | None:
         """Version and digest of the tensors in the model; None: those of the start."""
         return self.weight_transfer_engine.served
+
+    def tandem_adapter(self, adapter_id: int, folder: str, scale: float) -> str:
+        """Digest of the tensors of the adapter that this worker holds, which must be those in `folder`."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        tensors = read_adapter_folder(Path(folder))
+        check_held(manager.get_adapter(adapter_id), tensors, scale, manager.packed_modules_mapping)
+        return tensors_digest(tensors.items())

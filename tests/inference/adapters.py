@@ -1,5 +1,6 @@
 """Adapters and their publishes, made on the spot."""
 
+import copy
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference.torch_engine.weights import dtype_name, model_digest, tensor_hash
-from tests.inference.tiny import make_model, write_manifest
+from tests.inference.tiny import write_manifest
 from transport.weights import (
     AdapterInfo,
     ShardEntry,
@@ -36,9 +37,9 @@ def make_adapter(model: PreTrainedModel, seed: int, targets: tuple[str, ...] = T
     return tensors
 
 
-def with_adapter(seed: int, adapter: dict[str, Tensor]) -> PreTrainedModel:
-    """`make_model(seed)` with an adapter: the oracle."""
-    model = make_model(seed)
+def with_adapter(base: PreTrainedModel, adapter: dict[str, Tensor]) -> PreTrainedModel:
+    """`base` with an adapter: the oracle."""
+    model = copy.deepcopy(base)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             module = name.removesuffix(".weight")

@@ -20,7 +20,7 @@ async def test_adapters_change_in_flight_and_every_span_is_exact(
     engine: TorchEngine, model: PreTrainedModel, tmp_path: Path
 ) -> None:
     adapters = {1: make_adapter(model, 1), 2: make_adapter(model, 2, ("k_proj", "q_proj"))}
-    models = {0: model, 1: with_adapter(0, adapters[1]), 2: with_adapter(0, adapters[2])}
+    models = {0: model, 1: with_adapter(model, adapters[1]), 2: with_adapter(model, adapters[2])}
     gates = [Gate(10), Gate(25)]
     first = asyncio.create_task(engine.generate(job([5, 5], 40, gates[0])))
     other = asyncio.create_task(engine.generate(job([6, 6, 6], 40, gates[1])))
@@ -42,7 +42,7 @@ async def test_adapter_of_another_base_is_refused_and_the_old_version_stays(
     with pytest.raises(WeightsRefused, match="adapter of another model: its base has digest"):
         await engine.apply_weights(publish_adapter(tmp_path, make_model(7), adapter, 2), 2)
     assert engine.served == served
-    assert_spans_are_exact({1: with_adapter(0, adapter)}, [5, 6], await engine.generate(job([5, 6], 20)))
+    assert_spans_are_exact({1: with_adapter(model, adapter)}, [5, 6], await engine.generate(job([5, 6], 20)))
 
 
 @pytest.mark.parametrize("fault", ["half a pair", "unknown module", "other rank"])
@@ -71,4 +71,4 @@ async def test_whole_version_becomes_the_base_of_adapters(
     with pytest.raises(WeightsRefused, match="another model"):
         await engine.apply_weights(publish_adapter(tmp_path, model, adapter, 3), 3)
     await engine.apply_weights(publish_adapter(tmp_path, make_model(3), adapter, 4), 4)
-    assert_spans_are_exact({4: with_adapter(3, adapter)}, [5, 6], await engine.generate(job([5, 6], 20)))
+    assert_spans_are_exact({4: with_adapter(make_model(3), adapter)}, [5, 6], await engine.generate(job([5, 6], 20)))
