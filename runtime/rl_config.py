@@ -43,6 +43,7 @@ LINKS = (
     Link("trainer.orchestrator.keys_dir", ("orchestrator.server.keys_dir",), lambda folder: folder),
     Link("trainer.weights.keys_dir", ("orchestrator.server.keys_dir",), lambda folder: folder),
     Link("inference.weights.keys_dir", ("trainer.weights.keys_dir",), lambda folder: folder),
+    Link("inference.vllm.max_lora_rank", ("trainer.model.lora.rank",), lambda rank: rank),
     Link("trainer.orchestrator.connect_timeout_s", ("start_timeout_s",), lambda seconds: seconds),
     Link("trainer.max_steps", ("orchestrator.max_steps",), lambda steps: steps),
 )

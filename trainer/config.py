@@ -240,6 +240,8 @@ class TrainerConfig(ServiceConfig):
             raise ValueError("micro_batch_max_tokens has no meaning with fake data: data.fake.batch_size rules there")
         if self.data.fake is not None and self.replay is not None:
             raise ValueError("replay and data.fake exclude each other: a batch comes from one place")
+        if self.model.lora is not None and self.critic is not None:
+            raise ValueError("model.lora and critic exclude each other: a critic trains, and saves, whole models")
         if self.schedule.type != "constant" and self.max_steps is None:
             raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
         return self

@@ -36,7 +36,7 @@ class WeightIntake:
             raise WeightsRefused(f"version {version} is not loaded: {error}") from error
         manifest = fetched.manifest
         tensors = {entry.name: as_tensor(entry, fetched.data[entry.name]) for entry in manifest.tensors}
-        return VerifiedWeights(version, manifest.digest, tensors)
+        return VerifiedWeights(version, manifest.digest, tensors, manifest.adapter)
 
 
 def fetch_settings(config: WeightsConfig) -> FetchSettings:

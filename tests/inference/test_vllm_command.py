@@ -52,6 +52,18 @@ def test_parallel_sizes_memory_and_eagerness_are_passed_on() -> None:
     assert "--enforce-eager" in flags(config())
 
 
+def test_adapters_are_off_unless_a_rank_is_set_and_the_rank_is_one_that_vllm_takes() -> None:
+    assert "--enable-lora" not in flags(config())
+    given = flags(config(vllm={"max_lora_rank": 12, "max_loras": 3}))
+    assert "--enable-lora" in given
+    assert (given["--max-lora-rank"], given["--max-loras"]) == ("16", "3")
+
+
+def test_adapters_need_no_pause_mode() -> None:
+    with pytest.raises(ValidationError, match="pause_mode is for whole models"):
+        config(vllm={"max_lora_rank": 8, "pause_mode": "wait"})
+
+
 def test_extra_arguments_come_last() -> None:
     command = vllm_command(config(vllm={"extra_args": ["--max-num-seqs", "3"]}), 1)
     assert command[-2:] == ("--max-num-seqs", "3")
