@@ -29,7 +29,7 @@ VLLM_TESTS := tests/inference/test_engine_contract.py tests/vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport orchestrator trainer inference runtime viewer examples
 LINTED := $(CODE) tests benchmarks
-BENCHES := async_vs_sync engines http_client packing scheduler wire
+BENCHES := async_vs_sync engines http_client packing scheduler viewer wire
 
 # Without bytecode every process compiles torch and transformers anew: imports take twice as long.
 unexport PYTHONDONTWRITEBYTECODE

@@ -3,6 +3,7 @@
 The library can print help, too, but reads the source of every class of every base for it, which takes seconds.
 """
 
+import inspect
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ MAX_FLAG_CHARS = 44
 def config_help(config_class: ConfigClass, prog: str, width: int | None = None) -> str:
     """The help text, `width` columns wide (by default as the terminal, at most 120)."""
     width = width or min(shutil.get_terminal_size().columns, 120)
-    lines = [f"usage: {prog} [@ file.toml] [--key value ...]", "", (config_class.__doc__ or "").strip(), ""]
+    lines = [f"usage: {prog} [@ file.toml] [--key value ...]", "", inspect.cleandoc(config_class.__doc__ or ""), ""]
     lines.append("Later files and flags win. `--no-key` turns a switch off.")
     for table, keys in keys_by_table(config_class):
         lines += ["", f"[{table}]" if table else "Keys"]

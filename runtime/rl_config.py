@@ -60,7 +60,9 @@ class PolicyConfig(Config):
 
 
 class RlConfig(Config):
-    """`rl`: start all services of one machine, watch them, stop them together."""
+    """`rl`: start all services of one machine, watch them, stop them together.
+
+    Other commands: `rl view RUN` (look inside), `rl report RUN` (as a file), `rl doctor RUN`, `rl keys DIR`."""
 
     run: RunConfig = RunConfig()
     """Name and place of the run."""

@@ -4,6 +4,7 @@ import re
 import statistics
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.deploy.test_observability import OF_A_STEP, used_metrics
 from tests.integration.circle import ROOT, Finished, environment, run_rl
+from viewer.answers import answer
+from viewer.run import Run
 
 pytestmark = pytest.mark.integration
 
@@ -49,6 +52,20 @@ def test_ledger_of_a_finished_run_balances(trained: Finished) -> None:
     command = [sys.executable, "-m", "orchestrator", "ledger", str(trained.path)]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_viewer_finds_a_good_and_a_bad_rollout_and_the_packed_rows_of_their_tokens(trained: Finished) -> None:
+    with closing(Run(trained.path, None)) as run:
+        story = answer(run, "story", {})
+        assert story["rewards"]["last"] > story["rewards"]["first"]
+        good, bad = (answer(run, "rollout", {"id": story[kind]}) for kind in ("good", "bad"))
+        assert good["reward"] > bad["reward"]
+        for rollout in (good, bad):
+            sequence = answer(run, "sequence", {"id": rollout["sequences"][0]})
+            assert sequence["trajectory_id"] == rollout["trajectory_id"]
+            assert len(sequence["texts"]) == rollout["num_tokens"]
+            row_id = f"{sequence['step']}.{sequence['rank']}.{sequence['micro_batch']}"
+            assert sequence["id"] in [one["id"] for one in answer(run, "packed_row", {"id": row_id})["sequences"]]
 
 
 def test_final_checkpoint_exports_to_a_model_with_the_published_weights(trained: Finished, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import { el, link, select } from "./dom.js";
 import { number } from "./format.js";
 import { advantageChip, bubbles, columns, envOptions, go, pager, rewardChip, shareBar, stateChip, stepInput } from "./parts.js";
-import { tokenView } from "./token_view.js";
+import { MAX_INLINE, tokenView } from "./token_view.js";
 import { ask } from "./source.js";
 
 const GROUP_ORDERS = { newest: "newest first", oldest: "oldest first", spread: "largest difference in reward", best: "highest reward", worst: "lowest reward", failed: "most failures" };
@@ -76,7 +76,7 @@ async function groupCards(run, id) {
 
 async function rolloutCard(run, rollout) {
   const kind = rollout.failure ? "failure" : rollout.advantage > 0 ? "good" : rollout.advantage < 0 ? "bad" : "";
-  const sequence = rollout.sequences.length ? await ask(run.id, "sequence", { id: rollout.sequences[0] }).catch(() => null) : null;
+  const sequence = rollout.sequences.length && rollout.num_tokens <= MAX_INLINE ? await ask(run.id, "sequence", { id: rollout.sequences[0] }).catch(() => null) : null;
   const said = rollout.failure ? el("p", { class: "problem" }, rollout.message || rollout.failure) : sequence ? tokenView(sequence, { prompt: false, tools: false }) : bubbles(rollout.answer);
   return el(
     "article",

@@ -3,8 +3,8 @@
 import { checkbox, el, link, select } from "./dom.js";
 import { MEASURES } from "./colours.js";
 import { number } from "./format.js";
-import { advantageChip, columns, envOptions, go, pager, problem, rewardChip, stepInput } from "./parts.js";
-import { tokenView } from "./token_view.js";
+import { advantageChip, columns, envOptions, go, pager, rewardChip, stepInput } from "./parts.js";
+import { MAX_INLINE, tokenView } from "./token_view.js";
 import { ask } from "./source.js";
 
 const SEQUENCE_ORDERS = { newest: "newest first", ratio: "largest ratio", low_ratio: "smallest ratio", kl: "largest mismatch KL", entropy: "largest entropy", masked: "most masked tokens", advantage: "largest advantage", low_advantage: "smallest advantage" };
@@ -38,7 +38,8 @@ export async function tokensPage(runs, params) {
 }
 
 async function sequenceRow(run, row, measure) {
-  const sequence = await ask(run.id, "sequence", { id: row.id }).catch(() => null);
+  const isShort = row.num_tokens <= MAX_INLINE;
+  const sequence = isShort ? await ask(run.id, "sequence", { id: row.id }).catch(() => null) : null;
   return el(
     "article",
     { class: "sequence" },
@@ -52,6 +53,6 @@ async function sequenceRow(run, row, measure) {
       row.num_masked ? el("span", { class: "chip state-filtered" }, `${row.num_masked} masked`) : null,
       link("sequence", { run: run.id, id: row.id }, row.trajectory_id),
     ),
-    sequence ? tokenView(sequence, { measure, prompt: false, tools: false }) : problem(new Error("not part of this report")),
+    sequence ? tokenView(sequence, { measure, prompt: false, tools: false }) : el("p", { class: "hint" }, isShort ? "Its tokens are not part of this report." : `${number(row.num_tokens)} tokens: open it to see them.`),
   );
 }

@@ -5,17 +5,32 @@ import { MEASURES, maskOf, versionAt } from "./colours.js";
 import { number, signed } from "./format.js";
 import { hideTip, showTip } from "./tip.js";
 
+const MAX_DRAWN = 6000;
+/** Longer sequences are not drawn inside lists: open them. */
+export const MAX_INLINE = 3000;
+
 /** sequence as the server gives it; `prompt`: whether tokens that are not trained are shown; `tools`: with controls. */
 export function tokenView(sequence, { measure = "push", prompt = true, tools = true } = {}) {
-  const state = { measure, prompt, masked: false, minRatio: 0 };
+  const state = { measure, prompt, masked: false, minRatio: 0, limit: MAX_DRAWN };
   const text = el("div", { class: "tokens", "data-sequence": sequence.id });
   const legend = el("div", { class: "ramp" });
   const draw = () => {
-    text.replaceChildren(...tokens(sequence, state));
+    text.replaceChildren(...tokens(sequence, state), ...moreButton(sequence, state, draw));
     legend.replaceChildren(...describe(MEASURES[state.measure]));
   };
   draw();
   return el("div", { class: "token-view" }, tools ? controls(sequence, state, draw) : null, tools ? legend : null, text);
+}
+
+/** A browser is slow with a hundred thousand elements: the rest comes when it is asked for. */
+function moreButton(sequence, state, draw) {
+  const left = sequence.texts.length - state.limit;
+  if (left <= 0) return [];
+  const more = () => {
+    state.limit += MAX_DRAWN;
+    draw();
+  };
+  return [el("button", { type: "button", click: more }, `show more (${number(left)} tokens left)`)];
 }
 
 function controls(sequence, state, draw) {
@@ -57,7 +72,7 @@ function gradient({ ramp: [low, high], colour }) {
 function tokens(sequence, state) {
   const shown = [];
   let version = null;
-  sequence.texts.forEach((text, place) => {
+  sequence.texts.slice(0, state.limit).forEach((text, place) => {
     if (!state.prompt && !sequence.loss_mask[place]) return;
     const now = versionAt(sequence, place);
     if (now !== null && now !== version) {
