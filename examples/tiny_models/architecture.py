@@ -4,8 +4,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A randomly initialised float32 model for `tokenizer`: the same weights for the same seed."""
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, head_gain: float = 1.0) -> Qwen3ForCausalLM:
+    """A randomly initialised float32 model for `tokenizer`: the same weights for the same seed and gain."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -24,6 +24,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+    torch.nn.init.constant_(model.model.norm.weight, head_gain)
     model.generation_config = _sampling_defaults(tokenizer)
     return model
 

@@ -21,7 +21,7 @@ PRINT_EVERY_STEPS = 10
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 made or there already, 1 the warm start failed or the folder is taken."""
     arguments = _parser().parse_args(argv)
-    recipe = Recipe(arguments.task, arguments.warm_start, arguments.seed)
+    recipe = Recipe(arguments.task, arguments.warm_start, arguments.seed, arguments.head_gain)
     if recipe.made(arguments.out):  # before torch is imported: a second call costs nothing
         print(f"{arguments.out}: already made")
         return 0
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder to make; left alone if it is complete")
     parser.add_argument("--warm-start", type=_share, default=0.0, help="stop at this sampled exact match; 0: random")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights")
+    parser.add_argument(
+        "--head-gain", type=float, default=1.0, help="weight of the last norm at first; LoRA wants 8"
+    )
     return parser
 
 

@@ -39,7 +39,7 @@ def check_free(out: Path) -> None:
 
 def _build(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> None:
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer, recipe.seed)
+    model = build_model(tokenizer, recipe.seed, recipe.head_gain)
     if recipe.warm_start > 0:
         for progress in warm_start(model, tokenizer, PUZZLES[recipe.task], recipe.warm_start, recipe.seed):
             report(progress)
