@@ -60,9 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder to make; left alone if it is complete")
     parser.add_argument("--warm-start", type=_share, default=0.0, help="stop at this sampled exact match; 0: random")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights")
-    parser.add_argument(
-        "--head-gain", type=float, default=1.0, help="weight of the last norm at first; LoRA wants 8"
-    )
+    parser.add_argument("--head-gain", type=float, default=1.0, help="weight of the last norm at first; LoRA wants 8")
     return parser
 
 
