@@ -1,12 +1,13 @@
-"""The chunked head equals the plain one, in values and gradients, and never holds all logits."""
+"""The tiled head equals the plain one, in values and gradients, and never holds all logits."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from trainer.logprobs import TokenScores, token_scores
+from trainer.logprobs import TileSize, TokenScores, token_scores
 
 NUM_TOKENS, HIDDEN, VOCAB = 57, 16, 101
+each_tile = pytest.mark.parametrize("tile", [(5, 3), (10, 7), (57, 101), (8, 200), (256, 25)], ids=str)
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -24,16 +25,16 @@ def naive(hidden: Tensor, head: Tensor, labels: Tensor, temperatures: Tensor) ->
     return TokenScores(distribution.gather(-1, labels[:, None])[:, 0], entropies)
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 10, 57, 256])
-def test_values_equal_the_plain_head(chunk_tokens: int) -> None:
-    scores, expected = token_scores(*inputs(), chunk_tokens), naive(*inputs())
+@each_tile
+def test_values_equal_the_plain_head(tile: tuple[int, int]) -> None:
+    scores, expected = token_scores(*inputs(), TileSize(*tile)), naive(*inputs())
     torch.testing.assert_close(scores.logprobs.double(), expected.logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores.entropies.double(), expected.entropies, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("chunk_tokens", [10, 256])
+@each_tile
 @pytest.mark.parametrize(("logprob_scale", "entropy_scale"), [(1.0, 0.0), (0.0, 1.0), (0.7, -0.3)])
-def test_gradients_equal_the_plain_head(chunk_tokens: int, logprob_scale: float, entropy_scale: float) -> None:
+def test_gradients_equal_the_plain_head(tile: tuple[int, int], logprob_scale: float, entropy_scale: float) -> None:
     upstream = torch.linspace(-1, 2, NUM_TOKENS)
 
     def gradients(scores: TokenScores, hidden: Tensor, head: Tensor) -> tuple[Tensor, ...]:
@@ -41,7 +42,7 @@ def test_gradients_equal_the_plain_head(chunk_tokens: int, logprob_scale: float,
         return torch.autograd.grad(total, (hidden, head))
 
     hidden, head, labels, temperatures = inputs()
-    ours = gradients(token_scores(hidden, head, labels, temperatures, chunk_tokens), hidden, head)
+    ours = gradients(token_scores(hidden, head, labels, temperatures, TileSize(*tile)), hidden, head)
     expected = gradients(naive(hidden, head, labels, temperatures), hidden, head)
     for mine, theirs in zip(ours, expected, strict=True):
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
@@ -96,5 +97,17 @@ def test_no_tensor_of_all_logits_is_saved_or_made() -> None:
 
     hidden, head, labels, temperatures = inputs()
     with Watch():
-        token_scores(hidden, head, labels, temperatures, chunk_tokens=8).logprobs.sum().backward()
-    assert largest <= max(8 * VOCAB, VOCAB * HIDDEN) < NUM_TOKENS * VOCAB
+        token_scores(hidden, head, labels, temperatures, TileSize(8, 20)).logprobs.sum().backward()
+    assert largest <= VOCAB * HIDDEN < NUM_TOKENS * VOCAB
+
+
+def test_large_logits_and_certain_tokens_stay_finite() -> None:
+    hidden, head, labels, temperatures = inputs()
+    large = (hidden.detach() * 300).requires_grad_()
+    scores = token_scores(large, head, labels, temperatures, TileSize(10, 7))
+    (scores.logprobs.sum() + scores.entropies.sum()).backward()
+    expected = naive(large.detach(), head.detach(), labels, temperatures)
+    torch.testing.assert_close(scores.logprobs.double(), expected.logprobs, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(scores.entropies.double(), expected.entropies, rtol=1e-4, atol=1e-3)
+    assert large.grad is not None
+    assert large.grad.isfinite().all()
