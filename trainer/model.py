@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from trainer.activations import checkpoint_activations, compile_layers
 from trainer.adapter import Adapter
 from trainer.attention.registry import choose_kernel
 from trainer.config import ModelConfig
@@ -89,11 +90,16 @@ def load_policy(config: ModelConfig, device: torch.device) -> Policy:
     """The model of `config.path` in float32 on `device`, with our attention. Raises `ModelUnusable` with the reason."""
     dtype = compute_dtype(config)
     kernel = choose_kernel(config.attention, device, dtype)
-    kernel.install()
+    kernel.install(outside_of_graphs=config.compile)
     causal_lm, images = _from_folder(config.path, kernel.implementation)
     _check_packable(causal_lm, config, images)
     adapter = None if config.lora is None else add_lora(causal_lm, config.lora, config.path)
-    return Policy(causal_lm.to(device), dtype, images, adapter)
+    policy = Policy(causal_lm.to(device), dtype, images, adapter)
+    if config.activation_checkpointing:
+        checkpoint_activations(causal_lm)
+    if config.compile:
+        compile_layers(causal_lm, device)
+    return policy
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:

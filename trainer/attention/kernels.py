@@ -5,11 +5,14 @@ returns [1, T, H, D]) and take the boundaries from `segments`, never from positi
 positions leaks between samples without a warning in three ways (cache on, mask given, positions that happen to go on).
 """
 
+import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from trainer.attention.segments import SegmentInfo
 
@@ -117,6 +120,29 @@ def flash_attn(
     return out[None], None
 
 
+def flex(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: SegmentInfo,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **extras: object,
+) -> tuple[Tensor, None]:
+    """torch's flex attention, compiled, over blocks that hold a pair of tokens of one segment (GPU)."""
+    refuse_extras(extras)
+    mask = _block_mask(segments, sliding_window)
+    if query.device.type == "cpu":  # the compiler has no CPU kernel with a gradient; without it, all scores are held
+        out = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+    else:
+        out = _compiled_flex()(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+    assert isinstance(out, Tensor)
+    return out.transpose(1, 2), None
+
+
 def refuse_extras(extras: dict[str, object]) -> None:
     """Raise for what changes the result (soft cap, attention sinks): dropping it silently would train another model."""
     unknown = sorted(name for name in ("softcap", "s_aux") if extras.get(name) is not None)
@@ -130,6 +156,23 @@ def _one_segment(query: Tensor, key: Tensor, value: Tensor, scaling: float | Non
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     band = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=band, scale=scaling, enable_gqa=True)
+
+
+@functools.lru_cache(maxsize=4)  # by identity of the segments: one entry serves all layers of a micro batch
+def _block_mask(segments: SegmentInfo, window: int | None) -> BlockMask:
+    ids = segments.segment_ids
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        allowed = (query >= key) & (ids[query] == ids[key])
+        return allowed if window is None else allowed & (query - key < window)
+
+    return create_block_mask(sees, None, None, len(ids), len(ids), device=str(ids.device))
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    """Compiled once, for rows of any length."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def _flat(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

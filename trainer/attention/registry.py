@@ -2,10 +2,11 @@
 
     flash_attn    GPU, bfloat16, needs the flash-attn package
     torch_varlen  GPU, bfloat16
+    flex          GPU, needs triton; torch has no backward pass of it for a CPU
     segment_sdpa  everything else
 
-Only `segment_sdpa` was run by us; the two GPU kernels are written from their documentation, and the packing check at
-start-up (`trainer.oracle`) stands between them and a wrong gradient.
+Only `segment_sdpa`, and the forward pass of `flex`, were run by us; the GPU kernels are written from their
+documentation, and the packing check at start-up (`trainer.oracle`) stands between them and a wrong gradient.
 """
 
 from dataclasses import dataclass
@@ -45,15 +46,20 @@ class AttentionKernel:
             return f"the package {self.needs_module} is not installed"
         return None
 
-    def install(self) -> None:
-        """Make it known to transformers, with a mask function that never builds a T x T mask."""
-        AttentionInterface.register(self.implementation, self.function)
+    def install(self, *, outside_of_graphs: bool = False) -> None:
+        """Make it known to transformers, with a mask function that never builds a T x T mask; for layers that are
+        compiled as a call that is not compiled with them."""
+        function = self.function
+        if outside_of_graphs:
+            function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        AttentionInterface.register(self.implementation, function)
         AttentionMaskInterface.register(self.implementation, _no_mask)
 
 
 KERNELS = (
     AttentionKernel("flash_attn", kernels.flash_attn, needs_gpu=True, needs_half=True, needs_module="flash_attn"),
     AttentionKernel("torch_varlen", kernels.torch_varlen, needs_gpu=True, needs_half=True),
+    AttentionKernel("flex", kernels.flex, needs_gpu=True, needs_module="triton"),
     AttentionKernel("segment_sdpa", kernels.segment_sdpa),
 )
 """Best first."""

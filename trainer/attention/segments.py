@@ -1,6 +1,7 @@
 """`SegmentInfo`: where the samples of a packed row begin and end. The one thing attention kernels go by."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ class SegmentInfo:
     cu_seqlens: Tensor
     """int32[S + 1]: 0, then the end of each segment."""
     max_len: int
+
+    @cached_property
+    def segment_ids(self) -> Tensor:
+        """int64[T]: segment of each token."""
+        lengths = torch.tensor(self.seq_lens, device=self.cu_seqlens.device)
+        return torch.repeat_interleave(torch.arange(len(self.seq_lens), device=lengths.device), lengths)
 
     @classmethod
     def of(cls, seq_lens: tuple[int, ...], device: torch.device) -> "SegmentInfo":

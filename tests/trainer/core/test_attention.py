@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.trainer.core.rank_worker import CPU
 from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.tiny import make_samples, save_tiny_model
-from trainer.attention.kernels import refuse_extras, segment_sdpa
+from trainer.attention.kernels import AttentionFunction, flex, refuse_extras, segment_sdpa
 from trainer.attention.registry import KERNELS, choose_kernel
 from trainer.attention.segments import SegmentInfo
 from trainer.config import ModelConfig
@@ -45,11 +45,10 @@ def naive_attention(query: Tensor, key: Tensor, value: Tensor, start: int, end: 
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_segment_sdpa_equals_dense_attention_of_each_segment(window: int | None) -> None:
+@pytest.mark.parametrize("kernel", [segment_sdpa, flex], ids=["segment_sdpa", "flex"])
+def test_kernel_equals_dense_attention_of_each_segment(kernel: AttentionFunction, window: int | None) -> None:
     query, key, value = attention_inputs()
-    out, _ = segment_sdpa(
-        torch.nn.Identity(), query, key, value, None, segments=SEGMENTS, scaling=0.3, sliding_window=window
-    )
+    out, _ = kernel(torch.nn.Identity(), query, key, value, None, segments=SEGMENTS, scaling=0.3, sliding_window=window)
     expected = [naive_attention(query, key, value, start, end, window) for start, end in ((0, 5), (5, 6), (6, 15))]
     torch.testing.assert_close(out[0], torch.cat(expected), rtol=1e-5, atol=1e-6)
 
@@ -119,7 +118,7 @@ def test_auto_takes_segment_sdpa_on_a_cpu() -> None:
     assert choose_kernel("auto", CPU, torch.float32).name == "segment_sdpa"
 
 
-@pytest.mark.parametrize("name", ["torch_varlen", "flash_attn"])
+@pytest.mark.parametrize("name", ["flex", "torch_varlen", "flash_attn"])
 def test_a_gpu_kernel_on_a_cpu_fails_with_the_reason(name: str) -> None:
     with pytest.raises(
         AttentionUnavailable, match=f"{name}.*cannot run on cpu: it has no CPU kernel; usable here: auto, seg"
@@ -128,15 +127,16 @@ def test_a_gpu_kernel_on_a_cpu_fails_with_the_reason(name: str) -> None:
 
 
 def test_a_gpu_kernel_says_which_precision_and_package_it_needs() -> None:
-    flash, varlen, _ = KERNELS
+    flash, varlen, flexible, _ = KERNELS
     gpu = torch.device("cuda", 0)
     assert flash.why_unusable(gpu, torch.float32) == "it needs model.dtype = 'bfloat16', not float32"
     assert flash.why_unusable(gpu, torch.bfloat16) == "the package flash_attn is not installed"
     assert varlen.why_unusable(gpu, torch.bfloat16) is None
+    assert flexible.why_unusable(gpu, torch.float32) == "the package triton is not installed"
 
 
 def test_an_unknown_kernel_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(AttentionUnavailable, match="known: auto, flash_attn, torch_varlen, segment_sdpa"):
+    with pytest.raises(AttentionUnavailable, match="known: auto, flash_attn, torch_varlen, flex, segment_sdpa"):
         choose_kernel("magic", CPU, torch.float32)
 
 
