@@ -4,6 +4,8 @@ import importlib.util
 from collections.abc import Sequence
 
 from inference.config import InferenceConfig
+from inference.model_folder import sees_pictures
+from inference.vllm_engine.command import is_cpu_build
 from runtime.config import load_config
 from runtime.errors import UserError
 from runtime.service import run_main
@@ -20,6 +22,7 @@ def run(argv: Sequence[str]) -> None:
     config = load_config(InferenceConfig, argv, prog="inference")
     check_engine(config)
     check_model_path(config)
+    check_vision(config)
     with ending_at_once():
         from inference.service import serve
 
@@ -42,6 +45,16 @@ def check_model_path(config: InferenceConfig) -> None:
     """Raise `UserError` unless the folder looks like a Hugging Face model."""
     if not (config.model.path / "config.json").is_file():
         raise UserError(f"no model at --model.path {config.model.path}: expected a folder with config.json and weights")
+
+
+def check_vision(config: InferenceConfig) -> None:
+    """Raise `UserError` for a vision model that vLLM could not load: on a CPU it needs torchvision for that."""
+    needs_torchvision = config.engine == "vllm" and sees_pictures(config.model.path) and is_cpu_build()
+    if needs_torchvision and importlib.util.find_spec("torchvision") is None:
+        raise UserError(
+            f"the model in {config.model.path} has a vision tower, which this vLLM for CPUs cannot load without "
+            "torchvision: use --engine torch, or install torchvision beside vLLM"
+        )
 
 
 if __name__ == "__main__":

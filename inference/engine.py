@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inference.generation import Completion, Job
+from inference.images import ImageLimits
 from transport.generation import ServedWeights
 
 
@@ -15,6 +16,8 @@ class EngineLimits:
     max_model_len: int
     max_batch_size: int
     max_waiting: int
+    images: ImageLimits | None = None
+    """What pictures must be; `None` where none is taken."""
 
 
 @dataclass(frozen=True, slots=True)

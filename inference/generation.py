@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from inference.images import Images
 from transport.generation import FinishReason
 from transport.sample import VersionSpan
 
@@ -32,6 +33,8 @@ class Job:
     """How many of the likeliest tokens to report at each position."""
     should_stop: Callable[[Int32s], bool] | None = None
     """Called between decode steps with the tokens sampled so far; True ends the generation with `stop`."""
+    images: Images | None = None
+    """What the placeholders of the prompt stand for."""
 
 
 @dataclass(frozen=True, slots=True)

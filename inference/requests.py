@@ -8,6 +8,7 @@ import numpy as np
 from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion, Int32s, Job
+from inference.images import check_placeholders, images_of
 from transport.errors import CodecError
 from transport.generation import GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor
@@ -35,6 +36,7 @@ def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:
         top_p=request.top_p,
         seed=request.seed,
         stop_token_ids=frozenset(request.stop_token_ids),
+        images=images_of(request, limits.images),
     )
     check_job(job, limits)
     return job
@@ -43,6 +45,8 @@ def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:
 def check_job(job: Job, limits: EngineLimits) -> None:
     """Raise `BadRequest` unless the engine can run `job`. A completion is cut where the model's length ends."""
     _check_prompt(job.prompt, limits)
+    if limits.images is not None:
+        check_placeholders(job.prompt, job.images, limits.images)
     if job.max_tokens < 1:
         raise BadRequest(f"max_tokens must be at least 1, got {job.max_tokens}")
     if not (math.isfinite(job.temperature) and job.temperature >= 0):

@@ -18,6 +18,7 @@ from loguru import logger
 from inference.config import InferenceConfig
 from inference.engine import Engine
 from inference.server.app import make_app
+from inference.server.body_limit import max_body_bytes
 from inference.server.exposure import remind_of_exposure
 from inference.server.listener import HttpListener
 from inference.server.metrics import ServerMetrics
@@ -62,6 +63,7 @@ def serve(config: InferenceConfig) -> None:
             request_timeout_s=config.server.request_timeout_s,
             health=health,
             metrics=metrics,
+            max_body_bytes=max_body_bytes(config.model.path),
         )
         uvloop.run(_serve(config, state, run_dir, lock, shutdown, extra.url))
 

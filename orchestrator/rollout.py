@@ -12,11 +12,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.images.pictures import Pictures
 from transport.sample import VersionSpan
 
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+UInt8s = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Branch:
     `sampled`."""
     ref_logprobs: Floats | None = None
     """Log probability of every token under a teacher, 0 at position 0."""
+    pictures: Pictures | None = None
+    """What the model saw beside text, in the order of the tokens."""
+    token_types: UInt8s | None = None
+    """1 where a token stands for a part of a picture; `None` without pictures. Sampled tokens are always 0."""
 
 
 @dataclass(frozen=True, slots=True)

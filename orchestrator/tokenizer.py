@@ -3,7 +3,6 @@
 Nothing here adds special tokens by itself: what the template writes is what the model sees.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,9 @@ import numpy as np
 import tokenizers
 
 from orchestrator.chat_template import ChatTemplate, ChatTemplateError, Message
+from orchestrator.images.folder import read_image_reader
+from orchestrator.images.reader import ImageReader
+from orchestrator.json_file import read_json_object
 from orchestrator.rollout import Int32s
 from runtime.errors import UserError
 
@@ -22,12 +24,19 @@ class Tokenizer:
     """Tokenizer and chat template of one model folder."""
 
     def __init__(
-        self, core: tokenizers.Tokenizer, template: ChatTemplate, eos_ids: frozenset[int], folder: Path
+        self,
+        core: tokenizers.Tokenizer,
+        template: ChatTemplate,
+        eos_ids: frozenset[int],
+        folder: Path,
+        images: ImageReader | None = None,
     ) -> None:
         self.folder = folder
         """Where it was read from."""
         self._core = core
         self._template = template
+        self.images = images
+        """What turns pictures into patches and tokens; `None` for a model of text."""
         self.eos_ids = eos_ids
         """Ids that end a completion."""
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
@@ -35,15 +44,19 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json`, chat template and end-of-sequence ids. Raises `UserError` naming what is missing."""
+        """Read `tokenizer.json`, chat template, end-of-sequence ids and, of a model that sees, the image processor.
+
+        Raises `UserError` naming what is missing.
+        """
         core = _read_core(folder / "tokenizer.json")
-        settings = _read_json(folder / "tokenizer_config.json")
+        settings = read_json_object(folder / "tokenizer_config.json")
         special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(settings.get(name))) is not None}
         try:
             template = ChatTemplate(_template_source(folder, settings), special)
         except ChatTemplateError as error:
             raise UserError(f"model folder {folder}: {error}") from error
-        return cls(core, template, _eos_ids(folder, core, special), folder)
+        images = read_image_reader(folder, core)
+        return cls(core, template, _eos_ids(folder, core, special), folder, images)
 
     def render(
         self,
@@ -78,19 +91,6 @@ def _read_core(path: Path) -> tokenizers.Tokenizer:
         raise UserError(f"tokenizer {path} cannot be read: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold a JSON object")
-    return content
-
-
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.is_file():
@@ -111,7 +111,7 @@ def _token_text(value: object) -> str | None:
 
 def _eos_ids(folder: Path, core: tokenizers.Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / name).get("eos_token_id")
+        ids = read_json_object(folder / name).get("eos_token_id")
         if ids is not None:
             return frozenset([ids] if isinstance(ids, int) else ids)
     token_id = core.token_to_id(special["eos_token"]) if "eos_token" in special else None

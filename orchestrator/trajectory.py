@@ -10,21 +10,29 @@ would differ. Messages that extend no recorded turn (an edited history) start a 
 Turns form a tree, a branch is a path to a leaf, and every sampled token is marked `sampled` in exactly one branch:
 the first that holds it. So nothing is trained twice and nothing is lost, however the conversation forks. The same holds
 for `observed`: what the environment wrote between turns.
+
+Pictures are part of the tokens that a turn adds: a turn that extends another inherits its pictures with its tokens, so
+none is lost and none is expanded twice.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from orchestrator.chat import extends, normalized, tail_after_assistant
 from orchestrator.chat_template import Message
-from orchestrator.rollout import Bools, Branch, Floats, Int32s
+from orchestrator.images.errors import ImageError
+from orchestrator.images.message_parts import digests
+from orchestrator.images.pictures import Pictures
+from orchestrator.rollout import Bools, Branch, Floats, Int32s, UInt8s
 from orchestrator.tokenizer import Tokenizer
 from transport.generation import GenerateReply
 from transport.sample import VersionSpan
 
 Tools = Sequence[Mapping[str, object]] | None
+NO_PICTURES: Mapping[str, Pictures] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,11 @@ class Prompt:
     """The turn it extends."""
     num_inherited: int
     """Leading tokens that are the parent's."""
+    token_types: UInt8s
+    """1 where a token stands for a part of a picture."""
+    pictures: Pictures | None = None
+    """All pictures of the prompt, inherited ones first."""
+    added_pictures: tuple[Pictures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,9 @@ class _Turn:
     logprobs: Floats
     versions: tuple[VersionSpan, ...]
     """Spans over `sampled_ids`."""
+    added_types: UInt8s
+    pictures: tuple[Pictures, ...]
+    """Those among the added tokens."""
 
 
 class Trajectory:
@@ -69,15 +85,29 @@ class Trajectory:
         """The conversation that the newest turn ended with."""
         return self._turns[-1].messages if self._turns else ()
 
-    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> Prompt:
-        """The prompt of the next turn. Raises `ChatTemplateError`."""
+    def prompt(
+        self, messages: Sequence[Message], tools: Tools = None, pictures: Mapping[str, Pictures] = NO_PICTURES
+    ) -> Prompt:
+        """The prompt of the next turn; `pictures` has those that `messages` name. Raises `ChatTemplateError`, and
+        `ImageError` where pictures and placeholders do not agree."""
         asked = tuple(normalized(message) for message in messages)
         parent = self._longest_prefix(asked)
         added = None if parent is None else self._added_ids(parent, asked, tools)
         if parent is None or added is None:
-            return Prompt(self._tokenizer.encode_chat(asked, tools), asked, parent=None, num_inherited=0)
-        inherited = self._tokens_through(parent)
-        return Prompt(np.concatenate((inherited, added)), asked, parent=parent, num_inherited=len(inherited))
+            return self._root(asked, tools, pictures)
+        new = [pictures[digest] for digest in digests(asked[len(self._turns[parent].messages) :])]
+        added, types = self._expanded(added, new)
+        path = self._turns_through(parent)
+        inherited = _tokens(path)
+        return Prompt(
+            np.concatenate((inherited, added)),
+            asked,
+            parent=parent,
+            num_inherited=len(inherited),
+            token_types=np.concatenate((_types(path), types)),
+            pictures=self._joined([*(part for turn in path for part in turn.pictures), *new]),
+            added_pictures=tuple(new),
+        )
 
     def record(self, prompt: Prompt, reply: GenerateReply) -> str:
         """Keep the turn that `reply` finished; returns the assistant's text."""
@@ -91,6 +121,8 @@ class Trajectory:
                 sampled_ids=sampled_ids,
                 logprobs=reply.logprobs.numpy(),
                 versions=reply.versions,
+                added_types=prompt.token_types[prompt.num_inherited :],
+                pictures=prompt.added_pictures,
             )
         )
         return text
@@ -103,9 +135,35 @@ class Trajectory:
         branches = []
         for leaf in leaves:
             path = self._path(leaf)
-            branches.append(_branch([(self._turns[index], index not in owned) for index in path]))
+            pictures = self._joined([part for index in path for part in self._turns[index].pictures])
+            branches.append(_branch([(self._turns[index], index not in owned) for index in path], pictures))
             owned.update(path)
         return tuple(branches)
+
+    def _root(self, asked: tuple[Message, ...], tools: Tools, pictures: Mapping[str, Pictures]) -> Prompt:
+        named = [pictures[digest] for digest in digests(asked)]
+        token_ids, types = self._expanded(self._tokenizer.encode_chat(asked, tools), named)
+        return Prompt(
+            token_ids,
+            asked,
+            parent=None,
+            num_inherited=0,
+            token_types=types,
+            pictures=self._joined(named),
+            added_pictures=tuple(named),
+        )
+
+    def _expanded(self, token_ids: Int32s, pictures: Sequence[Pictures]) -> tuple[Int32s, UInt8s]:
+        images = self._tokenizer.images
+        if images is not None:
+            return images.placeholders.expand(token_ids, pictures)
+        if pictures:
+            raise ImageError("the model does not see pictures")
+        return token_ids, np.zeros(len(token_ids), np.uint8)
+
+    def _joined(self, pictures: Sequence[Pictures]) -> Pictures | None:
+        images = self._tokenizer.images
+        return images.join(pictures) if images is not None and pictures else None
 
     def _longest_prefix(self, asked: tuple[Message, ...]) -> int | None:
         """The recorded turn with the most messages that `asked` extends; the newest of equals."""
@@ -132,12 +190,21 @@ class Trajectory:
             index = self._turns[index].parent
         return path[::-1]
 
-    def _tokens_through(self, index: int) -> Int32s:
-        turns = [self._turns[step] for step in self._path(index)]
-        return np.concatenate([ids for turn in turns for ids in (turn.added_ids, turn.sampled_ids)])
+    def _turns_through(self, index: int) -> list[_Turn]:
+        return [self._turns[step] for step in self._path(index)]
 
 
-def _branch(path: Sequence[tuple[_Turn, bool]]) -> Branch:
+def _tokens(path: Sequence[_Turn]) -> Int32s:
+    return np.concatenate([ids for turn in path for ids in (turn.added_ids, turn.sampled_ids)])
+
+
+def _types(path: Sequence[_Turn]) -> UInt8s:
+    """Sampled tokens are text, whatever their ids are."""
+    parts = ((turn.added_types, np.zeros(len(turn.sampled_ids), np.uint8)) for turn in path)
+    return np.concatenate([types for pair in parts for types in pair])
+
+
+def _branch(path: Sequence[tuple[_Turn, bool]], pictures: Pictures | None) -> Branch:
     """Concatenate turns; those that another branch owns are context here: not sampled, no versions."""
     token_ids: list[Int32s] = []
     sampled: list[Bools] = []
@@ -163,4 +230,6 @@ def _branch(path: Sequence[tuple[_Turn, bool]]) -> Branch:
         logprobs=np.concatenate(logprobs),
         versions=tuple(versions),
         observed=np.concatenate(observed),
+        pictures=pictures,
+        token_types=None if pictures is None else _types([turn for turn, _ in path]),
     )

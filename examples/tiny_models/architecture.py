@@ -25,11 +25,12 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int, head_gain: float 
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     torch.nn.init.constant_(model.model.norm.weight, head_gain)
-    model.generation_config = _sampling_defaults(tokenizer)
+    model.generation_config = sampling_defaults(tokenizer)
     return model
 
 
-def _sampling_defaults(tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
+def sampling_defaults(tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
+    """Plain sampling at temperature 1."""
     # Hugging Face truncates to the 50 likeliest tokens unless told otherwise: half of this vocabulary.
     return GenerationConfig(
         do_sample=True,

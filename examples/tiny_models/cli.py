@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colour_puzzle import COLOUR
 from text_puzzle import PUZZLES
 from tiny_models.errors import TinyModelError
 from tiny_models.recipe import Recipe
@@ -55,8 +56,12 @@ def _print_progress(target: float, progress: "Progress") -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tiny_models", description="Make a tiny Qwen3 with a character tokenizer.")
-    parser.add_argument("--task", choices=sorted(PUZZLES), required=True, help="puzzle that the warm start teaches")
+    parser = argparse.ArgumentParser(
+        prog="tiny_models", description="Make a tiny Qwen3, or Qwen3-VL for pictures, with a character tokenizer."
+    )
+    parser.add_argument(
+        "--task", choices=sorted([*PUZZLES, COLOUR.name]), required=True, help="puzzle that the warm start teaches"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to make; left alone if it is complete")
     parser.add_argument("--warm-start", type=_share, default=0.0, help="stop at this sampled exact match; 0: random")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same weights")

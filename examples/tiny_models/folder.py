@@ -5,11 +5,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from colour_puzzle import COLOUR
 from text_puzzle import PUZZLES
 from tiny_models.architecture import build_model
 from tiny_models.errors import FolderTakenError
 from tiny_models.recipe import Recipe
 from tiny_models.tokenizer import build_tokenizer
+from tiny_models.vision_architecture import build_image_processor, build_vision_model
+from tiny_models.vision_warm_start import vision_warm_start
 from tiny_models.warm_start import Progress, warm_start
 
 
@@ -38,6 +41,11 @@ def check_free(out: Path) -> None:
 
 
 def _build(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> None:
+    (_build_vision if recipe.task == COLOUR.name else _build_text)(recipe, folder, report)
+    recipe.write(folder)
+
+
+def _build_text(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, recipe.seed, recipe.head_gain)
     if recipe.warm_start > 0:
@@ -45,7 +53,17 @@ def _build(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> 
             report(progress)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    recipe.write(folder)
+
+
+def _build_vision(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> None:
+    tokenizer = build_tokenizer(vision=True)
+    model = build_vision_model(tokenizer, recipe.seed)
+    if recipe.warm_start > 0:
+        for progress in vision_warm_start(model, tokenizer, COLOUR, recipe.warm_start, recipe.seed):
+            report(progress)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    build_image_processor().save_pretrained(folder)
 
 
 def _put_in_place(recipe: Recipe, building: Path, out: Path) -> None:

@@ -3,16 +3,17 @@
 The share of answers that would be sampled exactly right at temperature 1 needs no sampling: it is the mean probability
 of the right answer, which the training step has at hand.
 
-Shapes: B prompts, P prompt tokens, A answer tokens (the answer and the end marker). All texts of a puzzle are equally
-long, so that nothing is padded.
+Shapes: B prompts, P prompt tokens, A answer tokens (the answer and the end marker). All texts of a text puzzle are
+equally long, so that nothing is padded.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from text_puzzle import TextPuzzle
 from tiny_models.errors import WarmStartError
@@ -34,6 +35,15 @@ class Progress:
     """Expected share of sampled answers that are exactly right, end marker included."""
 
 
+class Answers(NamedTuple):
+    """Right answers to one batch of questions."""
+
+    logprobs: torch.Tensor
+    """[B, A]: log probability of every answer token; 0 where an answer is shorter than the longest."""
+    num_tokens: int
+    """Answer tokens, without that padding."""
+
+
 def warm_start(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, puzzle: TextPuzzle, target: float, seed: int
 ) -> Iterator[Progress]:
@@ -42,16 +52,27 @@ def warm_start(
     The same seed gives the same weights. Raises `WarmStartError` after `MAX_STEPS`.
     """
     numbers = random.Random(seed)
+
+    def draw() -> Answers:
+        texts = [puzzle.text(numbers.randrange(puzzle.num_texts)) for _ in range(BATCH_SIZE)]
+        logprobs = answer_logprobs(model, *tokenize(tokenizer, puzzle, texts))
+        return Answers(logprobs, logprobs.numel())
+
+    return climb(model, puzzle.name, draw, target)
+
+
+def climb(model: PreTrainedModel, name: str, draw: Callable[[], Answers], target: float) -> Iterator[Progress]:
+    """The loop of a warm start; `draw` answers a new batch with `model` as it is."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(MAX_STEPS + 1):
-        texts = [puzzle.text(numbers.randrange(puzzle.num_texts)) for _ in range(BATCH_SIZE)]
-        logprobs = answer_logprobs(model, *tokenize(tokenizer, puzzle, texts))  # [B, A]
-        progress = Progress(step, -logprobs.mean().item(), expected_exact_match(logprobs))
+        logprobs, num_tokens = draw()
+        loss = -logprobs.sum() / num_tokens
+        progress = Progress(step, loss.item(), expected_exact_match(logprobs))
         yield progress
         if progress.exact_match >= target:
             return
-        _descend(model, optimizer, -logprobs.mean())
-    raise WarmStartError(f"{puzzle.name}: exact match did not reach {target} in {MAX_STEPS} supervised steps")
+        _descend(model, optimizer, loss)
+    raise WarmStartError(f"{name}: exact match did not reach {target} in {MAX_STEPS} supervised steps")
 
 
 def tokenize(
@@ -76,7 +97,7 @@ def expected_exact_match(logprobs: torch.Tensor) -> float:
     return logprobs.detach().sum(1).exp().mean().item()
 
 
-def _descend(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+def _descend(model: PreTrainedModel, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -7,13 +7,11 @@ from inference.server.errors_json import errors_as_json
 from inference.server.state import STATE, ServerState
 from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, SCORE_PATH, WEIGHTS_PATH
 
-MAX_BODY_BYTES = 16 * 2**20
-
 
 def make_app(state: ServerState) -> web.Application:
     """All routes of docs/contracts.md over `state`."""
     app = web.Application(
-        middlewares=[errors_as_json, admin_routes.require_admin_token], client_max_size=MAX_BODY_BYTES
+        middlewares=[errors_as_json, admin_routes.require_admin_token], client_max_size=state.max_body_bytes
     )
     app[STATE] = state
     app.add_routes(

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from inference.engine import Engine
 from inference.errors import Unavailable, UnknownModel
+from inference.server.body_limit import MAX_BODY_BYTES
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.metrics import ServerMetrics
 from runtime.health import Health
@@ -22,6 +23,8 @@ class ServerState:
     request_timeout_s: float
     health: Health
     metrics: ServerMetrics
+    max_body_bytes: int = MAX_BODY_BYTES
+    """Larger requests are answered with 413."""
     metric_log: MetricLog | None = None
     loaded: tuple[Engine, ChatTokenizer] | None = None
 

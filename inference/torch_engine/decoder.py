@@ -116,13 +116,14 @@ class Decoder:
     def _prefill(self, slots: Iterable[int]) -> None:
         """Fill the cache up to, not including, the newest token of each slot."""
         tokens = {slot: self._table.tokens[slot, : self._table.lengths[slot] - 1] for slot in slots}
-        self._model.prefill(tokens)
+        jobs = {slot: self._table.sequences[slot].job for slot in tokens}
+        self._model.prefill(tokens, {slot: job.images for slot, job in jobs.items() if job.images is not None})
         self.num_prefilled_tokens += sum(map(len, tokens.values()))
 
     def _next_logits(self) -> Tensor:
         last = self._table.lengths[: self.num_running] - 1
         newest = self._table.tokens[np.arange(self.num_running), last]
-        return self._model.decode(newest, last)
+        return self._model.decode(newest, last, self._table.rotary_offsets[: self.num_running])
 
     def _sample(self, logits: Tensor) -> list[int]:
         """Append one token to every running sequence; returns the tokens."""

@@ -10,11 +10,25 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import (
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3VLForConditionalGeneration,
+)
 
 from inference.torch_engine.attention import Slots
 
-_MODELS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_MODELS = {
+    LlamaForCausalLM: "model",
+    Qwen2ForCausalLM: "model",
+    Qwen3ForCausalLM: "model",
+    Qwen2_5_VLForConditionalGeneration: "model.language_model",
+    Qwen3VLForConditionalGeneration: "model.language_model",
+}
+"""Where the decoder is in each. A token of text has one position, so that of a vision model rotates like Llama's."""
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose angles do not depend on the length of the sequence."""
 
@@ -23,29 +37,28 @@ _Map = Callable[[Tensor], Tensor]
 
 def is_llama_like(model: PreTrainedModel) -> bool:
     """Whether `LlamaForward` computes this model. Half precision is left to the model's own order of rounding."""
-    return (
-        type(model) in _MODELS
-        and model.dtype == torch.float32
-        and model.config.hidden_act == "silu"
-        and model.config.rope_parameters["rope_type"] in _STATIC_ROPE
-    )
+    if type(model) not in _MODELS or model.dtype != torch.float32:
+        return False
+    config = model.config.get_text_config()
+    return config.hidden_act == "silu" and config.rope_parameters["rope_type"] in _STATIC_ROPE
 
 
 class LlamaForward:
     """Called with `tokens[N]`, `positions[N]` and the slots to attend to; returns logits `[N, V]`."""
 
     def __init__(self, model: PreTrainedModel, max_length: int) -> None:
-        config = model.config
+        config = model.config.get_text_config()
+        prefix = _MODELS[type(model)]
         weights = dict(model.named_parameters(remove_duplicate=False))
-        self._embedding: Tensor = weights["model.embed_tokens.weight"]
+        self._embedding: Tensor = weights[f"{prefix}.embed_tokens.weight"]
         self._layers = [
-            _Layer(weights, index, config.rms_norm_eps, config.num_attention_heads)
+            _Layer(weights, f"{prefix}.layers.{index}", index, config.rms_norm_eps, config.num_attention_heads)
             for index in range(config.num_hidden_layers)
         ]
-        self._norm = _norm(weights["model.norm.weight"], config.rms_norm_eps)
+        self._norm = _norm(weights[f"{prefix}.norm.weight"], config.rms_norm_eps)
         self._head = _linear(weights, "lm_head")
         positions = torch.arange(max_length, device=model.device)[None]
-        cosine, sine = model.model.rotary_emb(self._embedding, positions)  # [1, max_length, D]
+        cosine, sine = model.get_submodule(prefix).rotary_emb(self._embedding, positions)  # [1, max_length, D]
         self._cosine: Tensor = cosine[0]
         half = cosine.shape[-1] // 2
         self._sine = torch.cat([-sine[0, :, :half], sine[0, :, half:]], dim=-1)
@@ -61,8 +74,7 @@ class LlamaForward:
 class _Layer:
     """One decoder layer; its maps hold the model's own parameters."""
 
-    def __init__(self, weights: Mapping[str, Tensor], index: int, epsilon: float, num_heads: int) -> None:
-        name = f"model.layers.{index}"
+    def __init__(self, weights: Mapping[str, Tensor], name: str, index: int, epsilon: float, num_heads: int) -> None:
         self._index = index
         self._query, self._key, self._value, self._out = (
             _linear(weights, f"{name}.self_attn.{part}_proj") for part in ("q", "k", "v", "o")

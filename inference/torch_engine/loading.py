@@ -4,13 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from inference.config import ModelConfig
 from inference.generation import Int32s
 from inference.torch_engine.attention import ATTENTION_NAME, register
 from inference.torch_engine.prefill_plan import pad_right
 from inference.torch_engine.slot_model import SlotModel
+from inference.torch_engine.vision import VISION_MODELS, has_vision
+from inference.torch_engine.vision_probe import own_logits, picture_probe, slot_logits
 from runtime.errors import UserError
 
 _PROBE_LENGTH = 12
@@ -22,14 +30,31 @@ def load_slot_model(config: ModelConfig, num_slots: int, max_length: int) -> Slo
     """Load, move to the device, and prove that slot attention gives the model's own logits. Raises `UserError`."""
     device = choose_device(config.device)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            config.path, dtype=getattr(torch, config.dtype), attn_implementation="eager", local_files_only=True
-        )
+        model = _load(config)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot load the model in {config.path}: {error}") from error
+    check_vision(model, config.path)
     model = model.to(device).eval()
     check_positions(model, config.path, max_length)
     return _with_slot_attention(model, num_slots, max_length, config.path)
+
+
+def _load(config: ModelConfig) -> PreTrainedModel:
+    """A model that sees is not a causal LM to transformers."""
+    sees = "vision_config" in AutoConfig.from_pretrained(config.path, local_files_only=True).sub_configs
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    return kind.from_pretrained(
+        config.path, dtype=getattr(torch, config.dtype), attn_implementation="eager", local_files_only=True
+    )
+
+
+def check_vision(model: PreTrainedModel, path: Path) -> None:
+    """Raise `UserError` for a vision model whose pictures this engine would place wrongly."""
+    if "vision_config" in model.config.sub_configs and not has_vision(model):
+        raise UserError(
+            f"the torch engine cannot serve {type(model).__name__} in {path}: of the models that see it serves "
+            + ", ".join(kind.__name__ for kind in VISION_MODELS)
+        )
 
 
 def choose_device(name: str) -> torch.device:
@@ -67,24 +92,31 @@ def _with_slot_attention(model: PreTrainedModel, num_slots: int, max_length: int
     """Switch to slot attention, and compare with the model's own attention on a probe: a model whose layers do not go
     through the attention registry, or keep other state, must fail here and not in training data."""
     rows = _probe(model.config.get_text_config().vocab_size, min(_PROBE_LENGTH, max_length), num_slots)
-    expected = torch.log_softmax(
-        model(torch.from_numpy(rows).to(model.device), use_cache=False).logits[:, -1].float(), -1
-    )
+    picture = picture_probe(model) if has_vision(model) and max_length >= _PROBE_LENGTH else None
+    expected = [model(torch.from_numpy(rows).to(model.device), use_cache=False).logits[:, -1]]
+    expected += [] if picture is None else [own_logits(model, *picture)]
     register()
     try:
-        model.set_attn_implementation(ATTENTION_NAME)
+        # The vision tower keeps its own attention: it is not causal, and nothing of it is cached.
+        model.set_attn_implementation({"text_config": ATTENTION_NAME} if has_vision(model) else ATTENTION_NAME)
         slots = SlotModel(model, num_slots, max_length)
         slots.prefill({slot: row[:-1] for slot, row in enumerate(rows)})
-        logits = slots.decode(rows[:, -1], np.full(len(rows), rows.shape[1] - 1))
+        logits = [slots.decode(rows[:, -1], np.full(len(rows), rows.shape[1] - 1))]
+        logits += [] if picture is None else [slot_logits(slots, *picture)]
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the torch engine cannot serve {type(model).__name__} in {path}: {error}") from error
-    difference = float((torch.log_softmax(logits.float(), -1) - expected).abs().max())
+    difference = max(map(_difference, logits, expected))
     if not difference <= _TOLERANCE[model.dtype]:
         raise UserError(
             f"the torch engine cannot serve {type(model).__name__} in {path}: its log probabilities differ by "
             f"{difference:.2g} from the model's own"
         )
     return slots
+
+
+def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference of a log probability; NaN if there is one."""
+    return float((torch.log_softmax(logits.float(), -1) - torch.log_softmax(expected.float(), -1)).abs().max())
 
 
 def _probe(vocab_size: int, length: int, num_slots: int) -> Int32s:

@@ -1,11 +1,14 @@
 """Which sequences are prefilled together, and which only copy what another one computed."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from inference.generation import Int32s
+
+NO_PICTURES: Mapping[int, bytes] = MappingProxyType({})
 
 
 class PrefillPlan(NamedTuple):
@@ -16,13 +19,16 @@ class PrefillPlan(NamedTuple):
     """Computed slot to the slots that copy it. The rollouts of one group share their prompt, so this is the rule."""
 
 
-def plan_prefill(tokens: Mapping[int, Int32s], max_tokens: int) -> PrefillPlan:
+def plan_prefill(
+    tokens: Mapping[int, Int32s], max_tokens: int, pictures: Mapping[int, bytes] = NO_PICTURES
+) -> PrefillPlan:
     """Plan for `slot -> tokens to compute`. A batch is padded to its longest row; rows of like length share one, and
-    none has more than `max_tokens` padded tokens unless a single row does. Slots without tokens are left out."""
-    first_with: dict[bytes, int] = {}
+    none has more than `max_tokens` padded tokens unless a single row does. Slots without tokens are left out.
+    `pictures` are digests: the same tokens with other pictures are not the same."""
+    first_with: dict[tuple[bytes, bytes], int] = {}
     copies: dict[int, list[int]] = {}
     for slot, row in tokens.items():
-        first = first_with.setdefault(row.tobytes(), slot)
+        first = first_with.setdefault((pictures.get(slot, b""), row.tobytes()), slot)
         if first != slot and len(row):
             copies.setdefault(first, []).append(slot)
     unique = [slot for slot in first_with.values() if len(tokens[slot])]

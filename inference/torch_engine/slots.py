@@ -34,8 +34,9 @@ class SlotTable:
         self.temperatures = np.zeros(num_slots, dtype=np.float32)
         self.top_ps = np.zeros(num_slots, dtype=np.float32)
         self.seeds = np.zeros(num_slots, dtype=np.uint64)
+        self.rotary_offsets = np.zeros(num_slots, dtype=np.int64)
         self._arrays: list[Array] = [self.tokens, self.logprobs, self.lengths, self.prompt_lengths]
-        self._arrays += [self.temperatures, self.top_ps, self.seeds]
+        self._arrays += [self.temperatures, self.top_ps, self.seeds, self.rotary_offsets]
 
     @property
     def num_running(self) -> int:
@@ -56,6 +57,7 @@ class SlotTable:
         self.temperatures[slot] = job.temperature
         self.top_ps[slot] = job.top_p
         self.seeds[slot] = sequence.seed
+        self.rotary_offsets[slot] = 0 if job.images is None else job.images.rotary_offset
         return slot
 
     def append(self, tokens: Int32s, logprobs: Floats) -> None:

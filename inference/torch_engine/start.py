@@ -29,6 +29,7 @@ def load_engine(config: InferenceConfig) -> StartEngine:
         max_model_len=config.torch.max_model_len,
         max_batch_size=config.torch.max_batch_size,
         max_waiting=config.torch.max_waiting,
+        images=None if model.vision is None else model.vision.limits,
     )
     decoder = Decoder(model, limits.max_batch_size, limits.max_model_len)
     eos = eos_token_ids(config.model.path)

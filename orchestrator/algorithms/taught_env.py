@@ -82,5 +82,7 @@ class ScoredEnv(PlayedEnv):
     async def _score(self, request_id: str, branch: Branch, temperature: float) -> Branch:
         if not branch.sampled.any():
             return branch
+        if branch.pictures is not None:
+            raise EngineError(f"{request_id} has pictures, which teachers do not score")
         logprobs = await self._teacher.score(request_id, branch.token_ids, temperature)
         return dataclasses.replace(branch, ref_logprobs=logprobs)

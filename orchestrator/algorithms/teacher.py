@@ -16,6 +16,7 @@ from orchestrator.algorithms.config import TeacherConfig
 from orchestrator.engines.http_client import EngineClient, EngineHealth, new_session
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.engines.retry import TemporaryError, retrying
+from orchestrator.engines.uploads import Uploads
 from orchestrator.engines.validation import LOGPROB_SLACK, check_reply
 from orchestrator.rollout import Floats, Int32s
 from runtime.errors import PeerLostError, UserError
@@ -41,6 +42,7 @@ class Teacher:
         self._vocab_size = vocab_size
         self._session: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(config.max_concurrency)
+        self._uploads = Uploads()
 
     def __str__(self) -> str:
         return f"teacher {self.name!r} at {self._config.url}"
@@ -71,7 +73,7 @@ class Teacher:
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """See `Generator`. The reply names no version: no policy of ours sampled it."""
-        payload: bytes = await retrying(self._config.max_retries)(self._generate, _encoder.encode(request))
+        payload: bytes = await retrying(self._config.max_retries)(self._generate, request)
         reply = check_reply(request, _decode(_generate_decoder, request.request_id, payload), self._vocab_size)
         return msgspec.structs.replace(reply, versions=())
 
@@ -88,8 +90,8 @@ class Teacher:
         if session is not None:
             await session.close()
 
-    async def _generate(self, body: bytes) -> bytes:
-        return await self._client.generate(body, self._config.request_timeout_s)
+    async def _generate(self, request: GenerateRequest) -> bytes:
+        return await self._client.generate(self._uploads.body(request), self._config.request_timeout_s)
 
     async def _score(self, body: bytes) -> bytes:
         return await self._client.score(body, self._config.request_timeout_s)

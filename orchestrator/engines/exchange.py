@@ -1,6 +1,6 @@
 """One HTTP exchange with an engine: a body, or an error that says whether another try may help."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 
@@ -17,7 +17,7 @@ async def exchange(
     method: str,
     url: str,
     timeout_s: float,
-    body: bytes | None = None,
+    body: bytes | AsyncIterator[bytes] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
     """Body of a 200. `TemporaryError` without an answer and for 429 and 5xx but 501, `EngineError` elsewhere."""

@@ -1,6 +1,6 @@
 """`EngineClient`: the HTTP contract of one engine (docs/contracts.md). Calls have deadlines; none is retried here."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TypeVar
 
 import aiohttp
@@ -9,6 +9,7 @@ import msgspec
 from orchestrator.engines.exchange import exchange
 from orchestrator.engines.load import EngineLoad
 from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.engines.uploads import Uploads
 from transport.generation import (
     GENERATE_PATH,
     MSGPACK,
@@ -25,7 +26,6 @@ KEEPALIVE_S = 60.0
 
 _T = TypeVar("_T")
 _MSGPACK_HEADERS = {"Content-Type": MSGPACK}
-_encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(GenerateReply)
 _served_decoder = msgspec.json.Decoder(ServedWeights)
 
@@ -62,10 +62,11 @@ class EngineClient:
     def __init__(self, session: aiohttp.ClientSession, url: str, admin_token: str | None) -> None:
         self.url = url
         self._session = session
+        self._uploads = Uploads()
         authorization = {"Authorization": f"Bearer {admin_token}"} if admin_token else {}
         self._admin_headers = {**authorization, "Content-Type": "application/json"}
 
-    async def generate(self, body: bytes, timeout_s: float) -> bytes:
+    async def generate(self, body: "bytes | AsyncIterator[bytes]", timeout_s: float) -> bytes:
         """The encoded reply to an encoded `GenerateRequest`."""
         return await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
 
@@ -75,7 +76,7 @@ class EngineClient:
 
     async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
         """See `ReplicaClient`."""
-        payload = await self.generate(_encoder.encode(request), timeout_s)
+        payload = await self.generate(self._uploads.body(request), timeout_s)
         try:
             return _reply_decoder.decode(payload)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -107,7 +108,7 @@ class EngineClient:
         method: str,
         path: str,
         timeout_s: float,
-        body: bytes | None = None,
+        body: "bytes | AsyncIterator[bytes] | None" = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         return await exchange(self._session, method, self.url + path, timeout_s, body, headers)

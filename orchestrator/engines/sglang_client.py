@@ -73,6 +73,8 @@ class SglangClient:
         """See `ReplicaClient`."""
         if request.adapter is not None:
             raise EngineError(f"{self.url}: adapters are not supported with engines.backend = 'sglang'")
+        if request.mm_kwargs:
+            raise EngineError(f"{self.url}: pictures are not supported with engines.backend = 'sglang'")
         payload = await self._exchange("POST", "/generate", timeout_s, _generate_body(request))
         return _reply(request, _decode(_generated_decoder, payload, f"{self.url}/generate").meta_info)
 

@@ -239,6 +239,8 @@ def load(config: EnvConfig, engine: Model, tokenizer: Tokenizer | None) -> Verif
     """The environment that `config` names. Raises `UserError`."""
     env, scores_jointly = _load_env(config)
     tasks = _load_tasks(config, env)
+    if tokenizer is not None and tokenizer.images is None and any(_has_picture(task.data) for task in tasks):
+        raise UserError(f"env {config.id!r} shows pictures, and the model in {tokenizer.folder} does not see any")
     obstacle = "its episodes are groups" if scores_jointly else _obstacle_to_direct(config, env, tasks)
     if config.driver == "direct" and obstacle is not None:
         raise UserError(f"env {config.id!r} cannot use driver 'direct': {obstacle}; use 'auto' or 'gateway'")
@@ -342,6 +344,12 @@ def _prompt_messages(data: vf.TaskData) -> list[Any]:
     system = [] if data.system_prompt is None else [vf.SystemMessage(content=data.system_prompt)]
     opening = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
     return [*system, *opening]
+
+
+def _has_picture(data: vf.TaskData) -> bool:
+    """Whether a task opens with a picture; later turns show when they come."""
+    contents = () if data.prompt is None or isinstance(data.prompt, str) else (each.content for each in data.prompt)
+    return any(part.type == "image_url" for content in contents if isinstance(content, list) for part in content)
 
 
 def _scored_trace(

@@ -16,6 +16,7 @@ from aiohttp import web
 from orchestrator.chat_template import ChatTemplateError
 from orchestrator.engines.protocol import EngineError
 from orchestrator.gateway.session import AnySession, Completion
+from orchestrator.images.errors import ImageError
 from runtime.http_log import http_logger
 
 SESSION_HEADER = "X-Session-ID"
@@ -112,7 +113,7 @@ class Gateway:
             return _error(400, refusal)
         try:
             completion = await session.complete(chat.messages, chat.max_completion_tokens or chat.max_tokens)
-        except ChatTemplateError as error:
+        except (ChatTemplateError, ImageError) as error:
             return _error(400, str(error))
         except EngineError as error:
             return _error(502, str(error))

@@ -8,7 +8,10 @@ import numpy as np
 
 from orchestrator.chat_template import Message
 from orchestrator.engines.chat_model import ChatAsk, ChatModel, ChatReply, Model
-from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.images.errors import ImageError
+from orchestrator.images.message_parts import image_urls
+from orchestrator.images.reader import Seen
 from orchestrator.rollout import Branch
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trajectory import Trajectory
@@ -49,11 +52,13 @@ class Session:
         """Whether a completion was cut at its token limit."""
         self._engine = engine
         self._tokenizer = tokenizer
+        self._images = tokenizer.images
         self._num_started = 0
 
     async def complete(self, messages: Sequence[Message], max_tokens: int | None = None) -> Completion:
-        """The assistant's next turn, `max_tokens` at most. Raises `EngineError`, `ChatTemplateError`."""
-        prompt = self.trajectory.prompt(messages)
+        """The assistant's next turn, `max_tokens` at most. Raises `EngineError`, `ChatTemplateError`, `ImageError`."""
+        seen = await self._read(messages)
+        prompt = self.trajectory.prompt(seen.messages, pictures=seen.pictures)
         turn = self._num_started
         self._num_started += 1
         request = GenerateRequest(
@@ -62,9 +67,12 @@ class Session:
             max_tokens=min(self.plan.max_tokens, max_tokens or self.plan.max_tokens),
             temperature=self.plan.temperature,
             seed=self.plan.seed + turn,
+            mm_kwargs={} if prompt.pictures is None else prompt.pictures.mm_kwargs,
+            mm_token_type_ids=None if prompt.pictures is None else EncodedTensor.of(prompt.token_types),
         )
         try:
             reply = await self._sample(request, messages)
+            self._check_sampled(reply)
         except EngineError as error:
             self.failure = error
             raise
@@ -80,6 +88,24 @@ class Session:
             _ask(request.request_id, messages, self.plan, request.max_tokens, request.seed)
         )
         return tokenized(request, answer, self._tokenizer)
+
+    async def _read(self, messages: Sequence[Message]) -> Seen:
+        """The pictures of `messages`. Raises `ImageError`; a model of text must get none."""
+        if self._images is not None:
+            return await self._images.read(messages)
+        if any(True for _ in image_urls(messages)):
+            raise ImageError(
+                "the messages have a picture, and the model does not see any: model.path has no image processor"
+            )
+        return Seen(messages, {})
+
+    def _check_sampled(self, reply: GenerateReply) -> None:
+        """A sampled placeholder has no picture: in later turns, and in training, it would take another one's place."""
+        sampled = None if self._images is None else self._images.placeholders.sampled(reply.token_ids.numpy())
+        if sampled is not None:
+            raise InvalidResponse(
+                f"reply to {reply.request_id}: the policy sampled {sampled!r}, which stands for media"
+            )
 
 
 class TextSession:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from colour_puzzle import COLOUR, COLOURS
 from runtime.config import load_config, parse_config
 from runtime.rl_config import RlConfig, compose
 from runtime.services import find_services
@@ -18,8 +19,12 @@ REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / "configs"
 RUNS = sorted(path.parent.name for path in CONFIGS.glob("*/rl.toml"))
 """Those that one machine runs; `multi_node` is for several and has tests of its own (tests/deploy)."""
-FILES = sorted(CONFIGS.rglob("*.toml"))
+TASKS = {puzzle.name: (puzzle.name, puzzle.length) for puzzle in PUZZLES.values()}
+TASKS["name-colour"] = (COLOUR.name, max(map(len, COLOURS)))
+"""Environment to the task of its warm start, and the letters of its longest answer."""
 SERVICES = {spec.name: spec.config_class for spec in find_services()}
+FILES = sorted(path for path in CONFIGS.rglob("*.toml") if path.stem in ("rl", *SERVICES))
+"""Of services: `orchestrator eval` has its own tests."""
 
 
 def load_rl(run: str) -> RlConfig:
@@ -27,7 +32,7 @@ def load_rl(run: str) -> RlConfig:
 
 
 def test_every_run_has_a_file_per_service() -> None:
-    assert {"copy_text", "reverse_text"} <= set(RUNS)
+    assert {"colour_vlm", "copy_text", "reverse_text"} <= set(RUNS)
     for run in RUNS:
         assert {path.stem for path in FILES if path.parent.name == run} == {"rl", *SERVICES}
 
@@ -83,9 +88,9 @@ def test_prepare_makes_the_model_of_the_run(
 def test_environment_is_the_task_of_the_warm_start_and_its_answers_fit(run: str) -> None:
     services = load_rl(run).services
     (env,) = services["orchestrator"].model_dump()["envs"]
-    puzzle = PUZZLES[env["id"]]
-    assert puzzle.name in load_rl(run).prepare
-    assert env["sampling"]["max_tokens"] > puzzle.length
+    task, longest = TASKS[env["id"]]
+    assert task in load_rl(run).prepare
+    assert env["sampling"]["max_tokens"] > longest
     assert services["inference"].model_dump()["torch"]["max_model_len"] >= 32 + env["sampling"]["max_tokens"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RL_CONFIG = ROOT / "configs" / "copy_text" / "rl.toml"
+COLOUR_CONFIG = ROOT / "configs" / "colour_vlm" / "rl.toml"
 
 
 @dataclass(frozen=True)

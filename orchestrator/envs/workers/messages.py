@@ -128,6 +128,9 @@ class BranchFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     versions: tuple[VersionSpan, ...]
     observed: EncodedTensor | None = None
     ref_logprobs: EncodedTensor | None = None
+    picture_digests: tuple[str, ...] = ()
+    mm_kwargs: dict[str, EncodedTensor] = {}
+    token_types: EncodedTensor | None = None
 
 
 class RolloutFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rollout"):

@@ -23,8 +23,10 @@ from orchestrator.envs.workers.messages import (
     Stop,
 )
 from orchestrator.envs.workers.process import WorkerProcess
-from orchestrator.envs.workers.rollout_frames import from_frames
+from orchestrator.envs.workers.rollout_frames import detached, from_frames
 from orchestrator.errors import WorkerLinkError
+from orchestrator.images.pictures import Pictures
+from orchestrator.images.shelf import PictureShelf
 from orchestrator.rollout import Failure, Rollout
 from runtime.errors import UserError
 
@@ -45,6 +47,7 @@ class Worker:
         self.process = process
         self._link = link
         self._model = model
+        self._shelf = PictureShelf()
         self._runs: dict[int, asyncio.Future[Results]] = {}
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._ids = itertools.count()
@@ -101,12 +104,15 @@ class Worker:
 
     def _take(self, tasks: asyncio.TaskGroup, message: FromWorker) -> None:
         match message:
-            case Ask() | AskChat():
+            case Ask():
+                ask, pictures = detached(message, self._shelf)
+                self._asks[ask.id] = tasks.create_task(self._answer(ask, pictures))
+            case AskChat():
                 self._asks[message.id] = tasks.create_task(self._answer(message))
             case Drop() if message.id in self._asks:
                 self._asks[message.id].cancel()
             case Done() if message.id in self._runs:
-                results = from_frames(message.results)
+                results = from_frames(message.results, self._shelf)
                 if not self._runs[message.id].done():
                     self._runs[message.id].set_result(results)
             case Broken() if message.id in self._runs:
@@ -114,7 +120,8 @@ class Worker:
             case _:
                 pass  # a beat, or something that nobody waits for any more
 
-    async def _answer(self, ask: Ask | AskChat) -> None:
+    async def _answer(self, ask: Ask | AskChat, pictures: Pictures | None = None) -> None:
+        """`pictures` are held here so that others who ask find them."""
         try:
             self._link.send(await self._reply(ask))
         except EngineError as error:

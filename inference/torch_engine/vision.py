@@ -1,0 +1,94 @@
+"""`Vision`: prefill of rows with and without pictures, by a Qwen-VL model's own towers.
+
+The vision tower runs once for every picture of a batch that differs. Its features are put in by the modality of the
+tokens, not by their ids as the model's own forward does: a sampled image token has no picture. Rotary positions are
+ours (`Images.positions`), because the model would have to guess rows and pictures apart.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from inference.images import ImageLimits, Images
+from inference.torch_engine.attention import Slots
+
+VISION_MODELS = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration)
+
+
+def has_vision(model: PreTrainedModel) -> bool:
+    """Whether `Vision` serves this model."""
+    return type(model) in VISION_MODELS
+
+
+class Vision:
+    """The part of a vision model that a decode step does not need."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        vision = config.vision_config
+        self._model = model
+        self.limits = ImageLimits(
+            image_token_id=config.image_token_id,
+            media_token_ids=frozenset({config.image_token_id, config.video_token_id}),
+            merge_size=vision.spatial_merge_size,
+            num_patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        )
+
+    def forward(self, tokens: Tensor, images: Sequence[Images | None], slots: Slots) -> Tensor:
+        """Hidden states `[B, T, H]` of `tokens[B, T]`; `images[i]` are the pictures of row `i`."""
+        length = tokens.shape[1]
+        embeddings = self._model.get_input_embeddings()(tokens)
+        deepstack: dict[str, object] = {}
+        if any(images):
+            mask = self._mask(images, length).to(tokens.device)
+            features = self._features([pictures for pictures in images if pictures is not None])
+            embeddings[mask] = torch.cat(features.pooler_output).to(embeddings.dtype)
+            if "deepstack_features" in features:
+                layers = [torch.cat(layer) for layer in features.deepstack_features]
+                deepstack = {"visual_pos_masks": mask, "deepstack_visual_embeds": layers}
+        output = self._model.model.language_model(
+            inputs_embeds=embeddings,
+            position_ids=self._positions(images, length).to(tokens.device),
+            use_cache=False,
+            slots=slots,
+            **deepstack,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def _mask(self, images: Sequence[Images | None], length: int) -> Tensor:
+        """bool[B, T]: true where a token stands for a part of a picture."""
+        mask = np.zeros((len(images), length), np.bool_)
+        for row, pictures in zip(mask, images, strict=True):
+            if pictures is not None:
+                types = pictures.token_types[:length]
+                row[: len(types)] = types == 1
+        return torch.from_numpy(mask)
+
+    def _positions(self, images: Sequence[Images | None], length: int) -> Tensor:
+        """int64[3, B, T]."""
+        text = np.broadcast_to(np.arange(length), (3, length))
+        rows = [text if pictures is None else pictures.positions(length) for pictures in images]
+        return torch.from_numpy(np.stack(rows, axis=1))
+
+    def _features(self, images: Sequence[Images]) -> BaseModelOutputWithPooling:
+        """What the tower makes of all pictures, in the order of the rows; equal ones are computed once."""
+        unique = {pictures.digest: pictures for pictures in images}
+        starts = dict(
+            zip(unique, np.cumsum([0, *(len(each.grids) for each in unique.values())]).tolist(), strict=False)
+        )
+        order = [starts[pictures.digest] + i for pictures in images for i in range(len(pictures.grids))]
+        device = self._model.device
+        output = self._model.model.get_image_features(
+            torch.from_numpy(np.concatenate([each.pixel_values for each in unique.values()])).to(device),
+            torch.from_numpy(np.concatenate([each.grids for each in unique.values()])).to(device),
+            return_dict=True,
+        )
+        output.pooler_output = [output.pooler_output[index] for index in order]
+        if "deepstack_features" in output:
+            output.deepstack_features = [[layer[index] for index in order] for layer in output.deepstack_features]
+        return output

@@ -1,0 +1,65 @@
+"""Requests with pictures over a real socket, and what is done with them where pictures cannot go."""
+
+import numpy as np
+import pytest
+
+from orchestrator.algorithms.taught_env import ScoredEnv
+from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.sglang_client import SglangClient
+from orchestrator.images.pictures import Pictures
+from orchestrator.rollout import Branch
+from tests.orchestrator.edge.engine_server import EngineServer, serving
+from tests.orchestrator.edge.test_http_engine import connected, status
+from transport.generation import GenerateReply, GenerateRequest
+from transport.tensor import EncodedTensor
+
+PIXELS = np.random.default_rng(0).random((4096, 48), dtype=np.float32)
+PICTURES = Pictures(("d",), EncodedTensor.of(PIXELS), EncodedTensor.of(np.array([[1, 64, 64]], np.int64)))
+
+
+def ask() -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        token_ids=EncodedTensor.of(np.array([3, 4], np.int32)),
+        max_tokens=4,
+        mm_kwargs=PICTURES.mm_kwargs,
+        mm_token_type_ids=EncodedTensor.of(np.array([1, 0], np.uint8)),
+    )
+
+
+async def test_pictures_arrive_whole_also_at_the_second_try() -> None:
+    server = EngineServer(misbehaviours=[status(503)])
+    seen: list[GenerateRequest] = []
+    generate = server.engine.generate
+
+    async def remember(request: GenerateRequest) -> GenerateReply:
+        seen.append(request)
+        return await generate(request)
+
+    server.engine.generate = remember  # type: ignore[method-assign]
+    async with serving(server), connected(server) as engine:
+        await engine.generate(ask())
+    (request,) = seen
+    assert request.mm_kwargs["pixel_values"].shape == PIXELS.shape
+    assert bytes(request.mm_kwargs["pixel_values"].data) == PIXELS.tobytes()
+    assert request.mm_token_type_ids == ask().mm_token_type_ids
+
+
+async def test_sglang_gets_no_pictures() -> None:
+    client = SglangClient(None, "http://127.0.0.1:9", None, 8)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="pictures are not supported"):
+        await client.sample(ask(), 1.0)
+
+
+async def test_teachers_score_no_pictures() -> None:
+    branch = Branch(
+        token_ids=np.array([3, 4], np.int32),
+        sampled=np.array([False, True]),
+        logprobs=np.zeros(2, np.float32),
+        versions=(),
+        pictures=PICTURES,
+        token_types=np.array([1, 0], np.uint8),
+    )
+    env = ScoredEnv.__new__(ScoredEnv)  # it must not get as far as its teacher
+    with pytest.raises(EngineError, match="teachers do not score"):
+        await env._score("t/0", branch, 1.0)
