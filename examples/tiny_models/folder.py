@@ -57,7 +57,7 @@ def _build_text(recipe: Recipe, folder: Path, report: Callable[[Progress], None]
 
 def _build_vision(recipe: Recipe, folder: Path, report: Callable[[Progress], None]) -> None:
     tokenizer = build_tokenizer(vision=True)
-    model = build_vision_model(tokenizer, recipe.seed)
+    model = build_vision_model(tokenizer, recipe.seed, recipe.head_gain)
     if recipe.warm_start > 0:
         for progress in vision_warm_start(model, tokenizer, COLOUR, recipe.warm_start, recipe.seed):
             report(progress)

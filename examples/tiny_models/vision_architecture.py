@@ -12,8 +12,10 @@ MERGE_SIZE = 2
 POSITIONS_PER_SIDE = 4
 
 
-def build_vision_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3VLForConditionalGeneration:
-    """A randomly initialised float32 model for `tokenizer`: the same weights for the same seed."""
+def build_vision_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, head_gain: float = 1.0
+) -> Qwen3VLForConditionalGeneration:
+    """A randomly initialised float32 model for `tokenizer`: the same weights for the same seed and gain."""
     ids = dict(zip(("image", "video", "vision_start", "vision_end"), _ids(tokenizer), strict=True))
     config = Qwen3VLConfig(
         text_config=_text(tokenizer),
@@ -27,6 +29,7 @@ def build_vision_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3VL
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(config)
+    torch.nn.init.constant_(model.model.language_model.norm.weight, head_gain)
     model.generation_config = sampling_defaults(tokenizer)
     return model
 
