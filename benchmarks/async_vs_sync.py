@@ -1,4 +1,4 @@
-"""What asynchrony buys: the real orchestrator at `max_staleness` 0 (synchronous), 1, 2 and 4, all else equal.
+"""What asynchrony buys and costs: the real orchestrator, synchronous and under each staleness policy, all else equal.
 
     python -m benchmarks.async_vs_sync [--out benchmarks/results/async_vs_sync.json]
 
@@ -9,8 +9,9 @@ neither side is the bottleneck by itself, at 2 the trainer is. Batches travel th
 
 `speed_up` is steps per second over those of the synchronous run, counted from the end of the first step.
 `trainer_idle` is the share of that time that the trainer waited. `length_bias` is mean tokens trained over mean tokens
-generated, `waste` the share of generated tokens that was not trained (groups without signal, and what the end of the
-run cut off, included).
+that the engine was asked for, `waste` the share of these that was not trained: stale groups, groups without signal, and
+what the end of the run cut off. `reported_*` is what the orchestrator itself says of the run in its metrics, which know
+nothing of what was cut off at the end.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.loop_priority import prefer_event_loop
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health import Health
-from runtime.metrics import MetricLog
+from runtime.metrics import MetricLog, read_metrics
 from runtime.run_dir import RunDir
 from transport.generation import GenerateRequest
 from transport.server import BatchServer
@@ -40,9 +41,21 @@ RESULTS = Path(__file__).parent / "results" / "async_vs_sync.json"
 BATCH_SIZE, GROUP_SIZE = 64, 8
 SIGMA, CAP = 1.0, 8.0
 MEDIAN_TOKENS = 40
-STALENESS = (0, 1, 2, 4)
+CASES = (
+    ("wait", 0),
+    ("wait", 1),
+    ("wait", 2),
+    ("wait", 4),
+    ("withhold", 1),
+    ("withhold", 2),
+    ("drop", 1),
+    ("drop", 2),
+)
+"""Policy and `max_staleness`; the first is the synchronous run that the others are compared with."""
 LOADS = (1.0, 2.0)
 DEADLINE_S = 600.0
+
+Figures = dict[str, float | str]
 
 
 class ModelledEngine(ScriptedEngine):
@@ -70,8 +83,8 @@ class ModelledEngine(ScriptedEngine):
         return length
 
 
-def make_config(folder: Path, max_staleness: int, steps: int) -> OrchestratorConfig:
-    """The same run but for `max_staleness`."""
+def make_config(folder: Path, max_staleness: int, steps: int, policy: str) -> OrchestratorConfig:
+    """The same run but for `max_staleness` and `staleness_policy`."""
     config: OrchestratorConfig = OrchestratorConfig.model_validate(
         {
             "run": {"name": "bench", "dir": str(folder)},
@@ -82,6 +95,7 @@ def make_config(folder: Path, max_staleness: int, steps: int) -> OrchestratorCon
             "max_steps": steps,
             "batch_size": BATCH_SIZE,
             "max_staleness": max_staleness,
+            "staleness_policy": policy,
             "max_in_flight": BATCH_SIZE,
             "save_rollouts": False,
         }
@@ -89,11 +103,11 @@ def make_config(folder: Path, max_staleness: int, steps: int) -> OrchestratorCon
     return config
 
 
-async def run_once(max_staleness: int, steps: int, median_s: float, load: float = 1.0) -> dict[str, float]:
+async def run_once(max_staleness: int, steps: int, median_s: float, load: float = 1.0, policy: str = "wait") -> Figures:
     """Figures of one run."""
     engine = ModelledEngine(median_s)
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config(Path(folder), max_staleness, steps)
+        config = make_config(Path(folder), max_staleness, steps, policy)
         run_dir = RunDir(config.run.path).create()
         metrics = MetricLog("orchestrator", run_dir, config.metrics)
         async with BatchServer(config.server.endpoint, open_outbox(run_dir, "bench")) as server:
@@ -107,12 +121,18 @@ async def run_once(max_staleness: int, steps: int, median_s: float, load: float 
                 await orchestrator.run(asyncio.Event())
                 said, _ = await trainer.communicate()
         metrics.close()
-    return {"load": load} | _figures(max_staleness, json.loads(said), engine.generated)
+        last = read_metrics(run_dir.metrics / "orchestrator.jsonl")[-1]
+    reported = {
+        "reported_length_bias": float(last["length_bias/all/run_ratio"] or 0),
+        "reported_waste": float(last["waste/all/run_share"] or 0),
+        "reported_stale": float(last["waste/all/run_stale_share"] or 0),
+    }
+    case: Figures = {"load": load, "policy": policy, "max_staleness": max_staleness}
+    return case | _figures(json.loads(said), engine.generated) | reported
 
 
-def _figures(max_staleness: int, trained: dict[str, float], generated: list[int]) -> dict[str, float]:
+def _figures(trained: dict[str, float], generated: list[int]) -> dict[str, float]:
     return {
-        "max_staleness": max_staleness,
         "steps_per_s": (trained["steps"] - 1) / trained["elapsed_s"],
         "trainer_idle": trained["waited_s"] / trained["elapsed_s"],
         "length_bias": trained["trained_tokens"] / trained["samples"] / float(np.mean(generated)),
@@ -120,13 +140,15 @@ def _figures(max_staleness: int, trained: dict[str, float], generated: list[int]
     }
 
 
-def compare(steps: int, median_s: float, load: float) -> list[dict[str, float]]:
-    """One run for each of `STALENESS`, the synchronous one first."""
-    runs: list[dict[str, float]] = []
-    for max_staleness in STALENESS:
-        run = uvloop.run(run_once(max_staleness, steps, median_s, load))
-        runs.append(run | {"speed_up": run["steps_per_s"] / (runs or [run])[0]["steps_per_s"]})
-        print({key: round(value, 3) for key, value in runs[-1].items()}, flush=True)
+def compare(steps: int, median_s: float, load: float) -> list[Figures]:
+    """One run for each of `CASES`, the synchronous one first."""
+    runs: list[Figures] = []
+    for policy, max_staleness in CASES:
+        run = uvloop.run(run_once(max_staleness, steps, median_s, load, policy))
+        runs.append(run | {"speed_up": float(run["steps_per_s"]) / float((runs or [run])[0]["steps_per_s"])})
+        print(
+            {key: value if isinstance(value, str) else round(value, 3) for key, value in runs[-1].items()}, flush=True
+        )
     return runs
 
 

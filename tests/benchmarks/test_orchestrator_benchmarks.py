@@ -19,11 +19,24 @@ async def test_the_scheduler_benchmark_counts_rollouts_lag_and_memory() -> None:
 async def test_a_run_that_may_be_stale_is_faster_and_unbiased() -> None:
     synchronous = await async_vs_sync.run_once(0, steps=6, median_s=0.1)
     stale = await async_vs_sync.run_once(4, steps=6, median_s=0.1)
-    assert stale["steps_per_s"] > synchronous["steps_per_s"]
-    assert stale["trainer_idle"] < synchronous["trainer_idle"]
+    assert float(stale["steps_per_s"]) > float(synchronous["steps_per_s"])
+    assert float(stale["trainer_idle"]) < float(synchronous["trainer_idle"])
     for figures in (synchronous, stale):
         assert figures["length_bias"] == pytest.approx(1.0, abs=0.2)
-        assert 0 <= figures["waste"] < 0.5
+        assert 0 <= float(figures["waste"]) < 0.5
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("policy", ["drop", "withhold"])
+async def test_every_policy_can_be_measured(policy: str) -> None:
+    figures = await async_vs_sync.run_once(1, steps=4, median_s=0.05, policy=policy)
+    assert (figures["policy"], figures["max_staleness"]) == (policy, 1)
+    assert float(figures["steps_per_s"]) > 0
+    for key in ("length_bias", "reported_length_bias"):
+        assert 0 < float(figures[key]) < 2
+    for key in ("waste", "reported_waste"):
+        assert 0 <= float(figures[key]) < 1
+    assert policy == "drop" or figures["reported_stale"] == 0, "nothing that finished is thrown away"
 
 
 @pytest.mark.integration
