@@ -15,7 +15,7 @@ import numpy as np
 from orchestrator.filters import ScoredGroup
 from orchestrator.lineup import Cut
 from orchestrator.rollout import FailureReason, Rollout
-from orchestrator.selection import ALL, select, selection_metrics
+from orchestrator.selection import ALL, metrics_by_env, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ def step_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
     values: dict[str, float] = {}
     for name, groups in {ALL: list(cut.groups), **envs}.items():
         values |= _env_metrics(name, groups) | _stats("staleness", name, staleness(cut.step, groups))
+    values |= metrics_by_env({name: select(groups) for name, groups in envs.items()})
     return values | _pipeline_metrics(cut, times)
 
 
@@ -68,7 +69,7 @@ def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
     values: dict[str, float] = {}
     for metric, column in columns.items():
         values |= _stats(metric, name, column)
-    return values | _losses(name, groups) | selection_metrics(name, select(groups))
+    return values | _losses(name, groups)
 
 
 def _stats(metric: str, name: str, values: Sequence[float] | Sequence[int]) -> dict[str, float]:

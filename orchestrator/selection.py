@@ -89,10 +89,15 @@ def selection_metrics(name: str, selection: Selection, prefix: str = "") -> dict
     return values
 
 
-def run_metrics(totals: Mapping[str, Selection]) -> dict[str, float]:
-    """The same over the whole run, restarts included: `run_share`, `run_ratio`, for each environment and over all."""
-    over_all = sum(totals.values(), start=Selection())
+def metrics_by_env(selections: Mapping[str, Selection], prefix: str = "") -> dict[str, float]:
+    """The shares of each environment, and over all."""
+    over_all = sum(selections.values(), start=Selection())
     values: dict[str, float] = {}
-    for name, selection in {ALL: over_all, **totals}.items():
-        values |= selection_metrics(name, selection, prefix="run_")
+    for name, selection in {ALL: over_all, **selections}.items():
+        values |= selection_metrics(name, selection, prefix)
     return values
+
+
+def run_metrics(totals: Mapping[str, Selection]) -> dict[str, float]:
+    """The same over the whole run, restarts included: `run_share`, `run_ratio`, and so on."""
+    return metrics_by_env(totals, prefix="run_")
