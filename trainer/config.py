@@ -1,5 +1,6 @@
 """Configuration of the `trainer` service."""
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -174,8 +175,14 @@ class TokenExportConfig(Config):
 
 
 class ParallelConfig(Config):
-    """Process group."""
+    """How ranks share the work: world size = dp_replicate x dp_shard x cp, dp_shard being what is left."""
 
+    dp_replicate: int = Field(1, ge=1)
+    """Copies of the parameters (HSDP): each is sharded over world size / dp_replicate neighbouring ranks. More than one
+    saves traffic between machines."""
+    cp: int = Field(1, ge=1)
+    """Neighbouring ranks that share each row of tokens (context parallelism), for samples too long for one device.
+    Not with images, nor with a critic."""
     reshard_after_forward: bool = True
     """Free full parameters after the forward pass (less memory, more communication)."""
     timeout_s: float = Field(25.0, gt=0)
@@ -248,9 +255,23 @@ class TrainerConfig(ServiceConfig):
             raise ValueError("replay and data.fake exclude each other: a batch comes from one place")
         if self.model.lora is not None and self.critic is not None:
             raise ValueError("model.lora and critic exclude each other: a critic trains, and saves, whole models")
+        if self.parallel.cp > 1 and self.critic is not None:
+            raise ValueError("parallel.cp and critic exclude each other: the critic values whole rows")
+        if self.parallel.cp > 1 and sees_images(self.model.path):
+            raise ValueError(
+                "parallel.cp cannot be used with a vision-language model: an image would be cut between ranks"
+            )
         if self.schedule.type != "constant" and self.max_steps is None:
             raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
         return self
+
+
+def sees_images(path: Path) -> bool:
+    """Whether the model in `path` has a vision tower, as far as its config says."""
+    try:
+        return "vision_config" in json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):  # no model there yet: loading it will say so
+        return False
 
 
 class CheckLossConfig(Config):

@@ -38,13 +38,15 @@ class Ranks:
         """Whether there is a process group."""
         return dist.is_initialized()
 
-    def mesh(self) -> DeviceMesh | None:
-        """The mesh that parameters are sharded over; `None` for a plain process."""
-        return (
-            init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("dp",))
-            if self.is_distributed
-            else None
-        )
+    def mesh(self, num_replicas: int = 1) -> DeviceMesh | None:
+        """The mesh of the parameters; `None` for a plain process. Sharded over all ranks, or (HSDP) over
+        `world_size / num_replicas` neighbours, and the same in every replica."""
+        if not self.is_distributed:
+            return None
+        if num_replicas == 1:
+            return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("shard",))
+        shape = (num_replicas, self.world_size // num_replicas)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -89,7 +89,7 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
             assessment = assess_batch(run, run.critic, batch, plan, intake)
         intake = replace(intake, samples=assessment.with_advantages(intake.samples, plan.seq_len))
     max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
-    settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units)
+    settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units, run.layout.cp)
     recorder = run.token_export.recorder(plan, intake.samples) if run.token_export else None
     with run.telemetry.timed("train"):
         reports = []
@@ -122,6 +122,7 @@ def pack_own(run: Training, plan: StepPlan, mini_batch_index: int, intake: Intak
         mini_batch_index,
         run.layout.dp_rank,
         intake.samples,
+        run.policy.row_multiple,
         images=run.policy.image_spec,
         refused=intake.refused,
     )

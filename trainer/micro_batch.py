@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from trainer.attention.segments import SegmentInfo
+from trainer.attention.segments import RowPart, SegmentInfo
 from trainer.images.inputs import ImageInputs
 
 
@@ -70,6 +70,8 @@ class MicroBatch:
     loss_tokens: LossTokens
     images: ImageInputs | None = None
     """`None`: the vision tower does not run."""
+    part: RowPart | None = None
+    """Which tokens of the row `token_ids` and `position_ids` hold; `None`: all. The rest speaks of the whole row."""
 
     @property
     def is_dummy(self) -> bool:
@@ -93,7 +95,7 @@ class MicroBatch:
 
     def segment_info(self) -> SegmentInfo:
         """Boundaries as attention kernels want them, on the device of the tokens."""
-        return SegmentInfo.of(self.seq_lens, self.token_ids.device)
+        return SegmentInfo.of(self.seq_lens, self.token_ids.device, self.part)
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on `device`."""

@@ -16,6 +16,7 @@ from trainer.activations import checkpoint_activations, compile_layers
 from trainer.adapter import Adapter
 from trainer.attention.registry import choose_kernel
 from trainer.config import ModelConfig
+from trainer.context_parallel import ContextParallel, gathered, own_tokens, part_of
 from trainer.errors import ModelUnusable
 from trainer.images.family import ImageModel, image_model_of
 from trainer.images.forward import hidden_with_images
@@ -37,6 +38,7 @@ class Policy(nn.Module):
         compute_dtype: torch.dtype = torch.float32,
         images: ImageModel | None = None,
         adapter: Adapter | None = None,
+        context: ContextParallel | None = None,
     ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
@@ -46,7 +48,14 @@ class Policy(nn.Module):
         self.adapter = adapter
         """`None`: the whole model is trained."""
         self._dropouts = adapter_dropouts(causal_lm)
+        self.context = context
+        """The ranks that share rows with this one; `None`: every rank has rows of its own."""
         self.eval()
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows must have a multiple of this many tokens."""
+        return 1 if self.context is None else self.context.size
 
     @property
     def image_spec(self) -> ImageSpec | None:
@@ -57,12 +66,23 @@ class Policy(nn.Module):
         """Scores of the trained tokens, in row order. The micro batch must be on the device of the model."""
         for dropout in self._dropouts:
             dropout.train(torch.is_grad_enabled())
+        if self.context is not None:
+            return self._forward_part(batch, self.context)
         tokens = batch.loss_tokens
         head = self.causal_lm.get_output_embeddings().weight
         # What predicts a token stands one place before it; position 0 of a segment is never trained.
         hidden = trunk_states(self, self.causal_lm.base_model, batch, self.compute_dtype, self.images)
         states = hidden[tokens.index - 1].to(head.dtype)
         return token_scores(states, head, tokens.labels, tokens.temperatures)._replace(states=states)
+
+    def _forward_part(self, batch: MicroBatch, context: ContextParallel) -> TokenScores:
+        """The same, computed together with the ranks that have the other parts of the row."""
+        head = self.causal_lm.get_output_embeddings().weight
+        part = context.part(len(batch.token_ids))
+        own = own_tokens(batch, context, part)
+        hidden = trunk_states(self, self.causal_lm.base_model, part_of(batch, part), self.compute_dtype, None)
+        scores = token_scores(hidden[own.places].to(head.dtype), head, own.labels, own.temperatures)
+        return gathered(scores, context, own.kept)
 
 
 def trunk_states(
@@ -86,15 +106,15 @@ def trunk_states(
     return hidden
 
 
-def load_policy(config: ModelConfig, device: torch.device) -> Policy:
+def load_policy(config: ModelConfig, device: torch.device, context: ContextParallel | None = None) -> Policy:
     """The model of `config.path` in float32 on `device`, with our attention. Raises `ModelUnusable` with the reason."""
     dtype = compute_dtype(config)
-    kernel = choose_kernel(config.attention, device, dtype)
+    kernel = choose_kernel(config.attention, device, dtype, shares_rows=context is not None)
     kernel.install(outside_of_graphs=config.compile)
     causal_lm, images = _from_folder(config.path, kernel.implementation)
     _check_packable(causal_lm, config, images)
     adapter = None if config.lora is None else add_lora(causal_lm, config.lora, config.path)
-    policy = Policy(causal_lm.to(device), dtype, images, adapter)
+    policy = Policy(causal_lm.to(device), dtype, images, adapter, context)
     if config.activation_checkpointing:
         checkpoint_activations(causal_lm)
     if config.compile:

@@ -30,7 +30,9 @@ def forward_per_segment(
     policy: Policy, samples: list[TrainingSample], seq_len: int, device: torch.device
 ) -> TokenScores:
     """Scores of the trained tokens of `samples`, each sample alone in its row."""
-    scores = [policy(pack([sample], [0], [0], seq_len, images=policy.image_spec).to(device)) for sample in samples]
+    multiple, spec = policy.row_multiple, policy.image_spec
+    rows = [pack([sample], [0], [0], seq_len, multiple, images=spec) for sample in samples]
+    scores = [policy(row.to(device)) for row in rows]
     return TokenScores(torch.cat([s.logprobs for s in scores]), torch.cat([s.entropies for s in scores]))
 
 
@@ -68,8 +70,8 @@ def _probes(policy: Policy) -> list[TrainingSample]:
 
 
 def _row(samples: list[TrainingSample], policy: Policy) -> MicroBatch:
-    spec, numbers = policy.image_spec, range(len(samples))
-    return pack(samples, [0] * len(samples), numbers, _MAX_TOKENS, 4, images=spec, needs_image=spec is not None)
+    spec, numbers, multiple = policy.image_spec, range(len(samples)), 4 * policy.row_multiple
+    return pack(samples, [0] * len(samples), numbers, _MAX_TOKENS, multiple, images=spec, needs_image=spec is not None)
 
 
 def _image_probe(spec: ImageSpec, layout: str, vocab_size: int, rng: np.random.Generator) -> TrainingSample:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from runtime.atomic_write import atomic_write
 from runtime.config import resolved_json
-from runtime.errors import PeerLostError
+from runtime.errors import PeerLostError, UserError
 from runtime.exit_codes import ExitCode
 from runtime.health import Health
 from runtime.health_server import HealthServer
@@ -24,7 +24,8 @@ from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
 from trainer.batch_source import BatchSource
 from trainer.checkpoint import Checkpoints, Origin
-from trainer.config import TrainerConfig
+from trainer.config import ParallelConfig, TrainerConfig
+from trainer.context_parallel import join_context
 from trainer.critic.learner import make_critic
 from trainer.distributed import Ranks, join
 from trainer.fake_data import FakeSource
@@ -60,6 +61,7 @@ def run_trainer(config: TrainerConfig) -> int:
         process = TrainerProcess(config, stack)
         ranks = join(config.model.device, config.parallel.timeout_s)
         stack.callback(ranks.close)
+        check_ranks(config.parallel, ranks.world_size)
         run, progress = process.prepare(ranks, shutdown)
         process.health.ready()
         reason = "failed"
@@ -113,9 +115,13 @@ class TrainerProcess:
         seed_everything(config.seed, config.num_threads)
         with shutdown.loading(self.leave):
             with self.health.waiting("the model to load"):
-                policy = load_policy(config.model, ranks.device)
-                sharing = validate_multimodal_pack(policy.images, pack_multimodal=config.pack_multimodal)
-                shard_policy(policy, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
+                context = join_context(ranks, config.parallel.cp)
+                policy = load_policy(config.model, ranks.device, context)
+                sharing = validate_multimodal_pack(
+                    policy.images, pack_multimodal=config.pack_multimodal, cp_size=config.parallel.cp
+                )
+                mesh = ranks.mesh(config.parallel.dp_replicate)
+                shard_policy(policy, mesh, reshard_after_forward=config.parallel.reshard_after_forward)
                 verify_packing(policy, ranks.device)
                 critic = make_critic(config, policy, ranks)
             origin = Origin(config.run.name, config_digest(config), config.model.path, policy.adapter)
@@ -166,7 +172,8 @@ class TrainerProcess:
         config = self._config.token_export
         if config is None:
             return None
-        return TokenExport(config, config.dir or self._run_dir.token_export, ranks, self._config.seed)
+        folder, writes = config.dir or self._run_dir.token_export, ranks.rank % self._config.parallel.cp == 0
+        return TokenExport(config, folder, ranks, self._config.seed, writes=writes)
 
     def _connect(self, ranks: Ranks, progress: Progress, shutdown: Shutdown, policy: Policy) -> BatchSource:
         if self._config.replay is not None:
@@ -206,6 +213,15 @@ def fake_vocab_size(policy: Policy) -> int:
     return size if policy.images is None else min(size, policy.images.spec.image_token_id)
 
 
+def check_ranks(config: ParallelConfig, world_size: int) -> None:
+    """Raise `UserError` unless the ranks can be divided as `config` says."""
+    if world_size % (config.dp_replicate * config.cp):
+        raise UserError(
+            f"{world_size} rank(s) cannot be divided by parallel.dp_replicate = {config.dp_replicate} times "
+            f"parallel.cp = {config.cp}: start a multiple of {config.dp_replicate * config.cp}"
+        )
+
+
 def make_layout(config: TrainerConfig, ranks: Ranks, sharing: RowSharing = RowSharing.TEXT) -> Layout:
     """How a batch is cut, for this rank."""
     return Layout(
@@ -217,6 +233,7 @@ def make_layout(config: TrainerConfig, ranks: Ranks, sharing: RowSharing = RowSh
         num_epochs=config.epochs,
         weighting=Weighting(config.weighting),
         seed=config.seed,
+        cp=config.parallel.cp,
         sharing=sharing,
     )
 

@@ -40,6 +40,8 @@ class StepSettings:
     micro_batch_tokens: int
     num_units: int = 1
     """Units of the plan's `Weighting`."""
+    cp: int = 1
+    """Ranks that share each row: all of them count it, so each counts 1/cp of it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def train_mini_batch(
     gradient behind. Raises `PlanError` if, over all ranks, not one token would be trained."""
     device = next(policy.parameters()).device
     accounting = Accounting.of(micro_batches)
-    members, global_sums = _count_globally(micro_batches, accounting, settings.num_units)
+    members, global_sums = _count_globally(micro_batches, accounting, settings)
     denominators = Denominators.of(members, device)
     stats = EnvStats(METRICS, settings.env_names, device)
     learners = [_Learner(policy, optimizer, settings.max_grad_norm)]
@@ -96,7 +98,7 @@ def train_mini_batch(
         learners.append(_Learner(critic.learner.critic, critic.learner.optimizer, critic.learner.max_grad_norm))
     for learner in learners:
         learner.optimizer.zero_grad(set_to_none=True)
-    local_losses = _backward(policy, micro_batches, loss, denominators, stats, watch, critic)
+    local_losses = _backward(policy, micro_batches, loss, denominators, stats, watch, critic, settings.cp)
     losses = dict(zip(COMPONENTS, sum_over_ranks(local_losses).tolist(), strict=True))
     value_loss = 0.0 if critic is None else critic.total_loss()
     (grad_norm, *critic_norm), stepped = _guarded_step(learners, (*losses.values(), value_loss))
@@ -113,11 +115,11 @@ def train_mini_batch(
 
 
 def _count_globally(
-    micro_batches: Sequence[MicroBatch], accounting: Accounting, num_units: int
+    micro_batches: Sequence[MicroBatch], accounting: Accounting, settings: StepSettings
 ) -> tuple[Tensor, Tensor]:
     """(members of each component and unit, sums of the accounting), over all ranks. One collective for both."""
-    local_members, local_sums = count_members(micro_batches, num_units), accounting.sums()
-    totals = sum_over_ranks(torch.cat((local_members.flatten(), local_sums)))
+    local_members, local_sums = count_members(micro_batches, settings.num_units), accounting.sums()
+    totals = sum_over_ranks(torch.cat((local_members.flatten(), local_sums))) / settings.cp
     members, sums = totals[: -len(local_sums)].view_as(local_members), totals[-len(local_sums) :]
     if not members.any():
         raise PlanError(
@@ -139,6 +141,7 @@ def _backward(
     stats: EnvStats,
     watch: Watch | None,
     critic: CriticStep | None,
+    cp: int,
 ) -> Tensor:
     """float64[3]: this rank's share of each component. Gradients are in the parameters."""
     device = denominators.shares.device
@@ -148,12 +151,12 @@ def _backward(
         scores = policy(batch)
         report = micro_batch_loss(batch, scores, loss, denominators)
         if critic is None:
-            report.total.backward()  # type: ignore[no-untyped-call]
+            (report.total / cp).backward()  # type: ignore[no-untyped-call]
         else:
             critic.backward(index, report.total, batch, scores)
         for place, name in enumerate(COMPONENTS):
             if name in report.parts:
-                losses[place] += report.parts[name]
+                losses[place] += report.parts[name] / cp
         observe(stats, batch, scores, report.rl)
         if watch is not None:
             watch(batch, scores, report.rl)

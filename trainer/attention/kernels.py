@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from trainer.attention.context import part_sdpa
 from trainer.attention.segments import SegmentInfo
 
 
@@ -50,6 +51,9 @@ def segment_sdpa(
 ) -> tuple[Tensor, None]:
     """torch's scaled dot product per segment. Runs everywhere, and on CPU faster than any dense mask."""
     refuse_extras(extras)
+    if segments.part is not None:
+        out = part_sdpa(query, key, value, segments.seq_lens, segments.part, scaling, sliding_window)
+        return out.transpose(1, 2), None
     split = [torch.split(tensor, list(segments.seq_lens), dim=2) for tensor in (query, key, value)]
     parts = [_one_segment(q, k, v, scaling, sliding_window) for q, k, v in zip(*split, strict=True)]
     return torch.cat(parts, dim=2).transpose(1, 2), None

@@ -30,13 +30,15 @@ class AttentionKernel:
     needs_gpu: bool = False
     needs_half: bool = False
     needs_module: str | None = None
+    can_share_rows: bool = False
+    """Whether it computes one rank's part of a row (`parallel.cp`)."""
 
     @property
     def implementation(self) -> str:
         """The name transformers knows it by; ours alone, so that no kernel of theirs is meant."""
         return f"tandem_{self.name}"
 
-    def why_unusable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+    def why_unusable(self, device: torch.device, dtype: torch.dtype, *, shares_rows: bool = False) -> str | None:
         """The reason this kernel cannot run here; `None` if it can."""
         if self.needs_gpu and device.type == "cpu":
             return "it has no CPU kernel"
@@ -44,6 +46,8 @@ class AttentionKernel:
             return f"it needs model.dtype = 'bfloat16', not {str(dtype).removeprefix('torch.')}"
         if self.needs_module and find_spec(self.needs_module) is None:
             return f"the package {self.needs_module} is not installed"
+        if shares_rows and not self.can_share_rows:
+            return "it cannot share a row between ranks (parallel.cp)"
         return None
 
     def install(self, *, outside_of_graphs: bool = False) -> None:
@@ -60,14 +64,14 @@ KERNELS = (
     AttentionKernel("flash_attn", kernels.flash_attn, needs_gpu=True, needs_half=True, needs_module="flash_attn"),
     AttentionKernel("torch_varlen", kernels.torch_varlen, needs_gpu=True, needs_half=True),
     AttentionKernel("flex", kernels.flex, needs_gpu=True, needs_module="triton"),
-    AttentionKernel("segment_sdpa", kernels.segment_sdpa),
+    AttentionKernel("segment_sdpa", kernels.segment_sdpa, can_share_rows=True),
 )
 """Best first."""
 
 
-def choose_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AttentionKernel:
+def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, *, shares_rows: bool = False) -> AttentionKernel:
     """The kernel of that name, or for `auto` the first usable one. Raises `AttentionUnavailable` with the reason."""
-    reasons = {kernel.name: kernel.why_unusable(device, dtype) for kernel in KERNELS}
+    reasons = {kernel.name: kernel.why_unusable(device, dtype, shares_rows=shares_rows) for kernel in KERNELS}
     for kernel in KERNELS:
         if name in ("auto", kernel.name) and reasons[kernel.name] is None:
             return kernel

@@ -4,7 +4,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """Tokens `[start, stop)` of a row, which this rank computes; the ranks of `group` have the others."""
+
+    group: dist.ProcessGroup
+    start: int
+    stop: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of every part of the row."""
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -15,6 +30,8 @@ class SegmentInfo:
     cu_seqlens: Tensor
     """int32[S + 1]: 0, then the end of each segment."""
     max_len: int
+    part: RowPart | None = None
+    """What the queries are of; `None`: of the whole row."""
 
     @cached_property
     def segment_ids(self) -> Tensor:
@@ -23,9 +40,9 @@ class SegmentInfo:
         return torch.repeat_interleave(torch.arange(len(self.seq_lens), device=lengths.device), lengths)
 
     @classmethod
-    def of(cls, seq_lens: tuple[int, ...], device: torch.device) -> "SegmentInfo":
+    def of(cls, seq_lens: tuple[int, ...], device: torch.device, part: RowPart | None = None) -> "SegmentInfo":
         """Segments of these lengths. Each must hold a token."""
         if not seq_lens or min(seq_lens) < 1:
             raise ValueError(f"every segment needs at least one token, got {seq_lens}")
         ends = torch.tensor((0, *seq_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return cls(seq_lens, ends.to(device), max(seq_lens))
+        return cls(seq_lens, ends.to(device), max(seq_lens), part)

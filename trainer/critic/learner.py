@@ -27,6 +27,8 @@ def make_critic(config: TrainerConfig, policy: Policy, ranks: Ranks) -> CriticLe
     if config.critic is None:
         return None
     critic = load_critic(config.critic, config.model, policy, ranks.device)
-    shard_critic(critic, ranks.mesh(), reshard_after_forward=config.parallel.reshard_after_forward)
+    shard_critic(
+        critic, ranks.mesh(config.parallel.dp_replicate), reshard_after_forward=config.parallel.reshard_after_forward
+    )
     optimizer = make_optimizer(critic, config.optimizer.model_copy(update={"lr": config.critic.lr}))
     return CriticLearner(critic, optimizer, config.critic, config.optimizer.max_grad_norm)

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trainer.config import ExportConfig, ModelConfig, ScheduleConfig, TrainerConfig, WeightsConfig
+from trainer.config import ExportConfig, ModelConfig, ParallelConfig, ScheduleConfig, TrainerConfig, WeightsConfig
+from trainer.critic.config import CriticConfig
 
 MODEL = ModelConfig(path=Path("model"), seq_len=128)
 
@@ -39,3 +40,14 @@ def test_an_export_has_exactly_one_source(sources):
 def test_unknown_keys_are_errors():
     with pytest.raises(ValidationError, match="Extra inputs"):
         TrainerConfig(model=MODEL, max_step=3)
+
+
+def test_rows_with_images_cannot_be_shared_between_ranks(tmp_path):
+    (tmp_path / "config.json").write_text('{"vision_config": {}}')
+    with pytest.raises(ValidationError, match=r"parallel\.cp cannot be used with a vision-language model"):
+        TrainerConfig(model=ModelConfig(path=tmp_path), parallel=ParallelConfig(cp=2))
+
+
+def test_rows_cannot_be_shared_with_a_critic():
+    with pytest.raises(ValidationError, match=r"parallel\.cp and critic exclude each other"):
+        TrainerConfig(model=MODEL, parallel=ParallelConfig(cp=2), critic=CriticConfig())

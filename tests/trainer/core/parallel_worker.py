@@ -1,0 +1,90 @@
+"""Real ranks that share rows (context parallelism) or hold copies of the parameters (HSDP)."""
+
+import json
+import traceback
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from tests.trainer.core.rank_worker import CPU, NO_CLIP, GradientRecorder, Rank
+from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
+from tests.trainer.core.tiny import ENV_NAMES, make_manifest
+from trainer.config import ModelConfig
+from trainer.context_parallel import join_context
+from trainer.distributed import Ranks
+from trainer.fsdp import shard_policy
+from trainer.losses.factory import make_loss
+from trainer.model import Policy, load_policy
+from trainer.oracle import verify_packing
+from trainer.packing import pack_mini_batch
+from trainer.plan import plan_step
+from trainer.step import StepReport, StepSettings, train_mini_batch
+
+
+@dataclass(frozen=True)
+class Division:
+    """How ranks are divided."""
+
+    world_size: int
+    cp: int = 1
+    dp_replicate: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.world_size} ranks, cp {self.cp}, {self.dp_replicate} copies"
+
+
+FEW = ("packed", "fewer samples than ranks", "gspo", "gspo in mini-batches")
+DIVISIONS = {
+    Division(2, cp=2): tuple(SCENARIOS),
+    Division(2, dp_replicate=2): FEW,
+    Division(4, cp=4): FEW,
+    Division(4, cp=2): FEW,
+    Division(4, dp_replicate=2): FEW,
+    Division(4, cp=2, dp_replicate=2): FEW,
+}
+"""Scenarios that each trains."""
+
+
+def run_parallel_rank(me: Rank) -> None:
+    """Entry point of a rank: every division of this world size."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
+    try:
+        results = {d.name: _train(me, d, names) for d, names in DIVISIONS.items() if d.world_size == me.world_size}
+        (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
+    except Exception:
+        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _train(me: Rank, division: Division, names: tuple[str, ...]) -> dict[str, object]:
+    ranks = Ranks(me.rank, me.world_size, CPU)
+    context = join_context(ranks, division.cp)
+    policy = load_policy(ModelConfig(path=me.model_path, seq_len=SEQ_LEN), CPU, context)
+    shard_policy(policy, ranks.mesh(division.dp_replicate), reshard_after_forward=True)
+    verify_packing(policy, CPU)
+    results: dict[str, object] = {}
+    for name in names:
+        recorder = GradientRecorder(policy)
+        report = _step(policy, recorder, SCENARIOS[name], me, division.cp)
+        if me.rank == 0:
+            save_file(recorder.gradients, me.out / f"{division.name}, {name}.safetensors")
+        results[name] = {"loss": report.loss, "metrics": report.metrics}
+    return results
+
+
+def _step(policy: Policy, recorder: GradientRecorder, scenario: Scenario, me: Rank, cp: int) -> StepReport:
+    layout = replace(scenario.layout(me.rank, me.world_size), cp=cp)
+    samples = ordered(scenario)
+    plan = plan_step(make_manifest(samples), layout)
+    mine = {row: samples[row] for row in plan.rows_for(layout.dp_rank).tolist()}
+    micro_batches = pack_mini_batch(plan, 0, layout.dp_rank, mine, cp * scenario.pad_multiple)
+    settings = StepSettings(ENV_NAMES, NO_CLIP, scenario.cap, plan.num_units, cp)
+    return train_mini_batch(policy, recorder, micro_batches, make_loss(LOSSES[scenario.loss]), settings)
