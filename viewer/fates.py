@@ -15,6 +15,11 @@ class _Line(msgspec.Struct, frozen=True):
     states: tuple[str, ...] = ()
     state: str = ""
     cursor: int = 0
+    beyond: tuple[tuple[int, int], ...] = ()
+
+    def cancels(self, seq: int) -> bool:
+        """Whether the group at position `seq` was taken back: from `cursor` on, but for the spans that are done."""
+        return seq >= self.cursor and not any(start <= seq < end for start, end in self.beyond)
 
 
 _decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
@@ -35,9 +40,8 @@ def count_fates(path: Path) -> dict[str, int]:
                 running.pop(line.seq, None)
                 settled[line.seq] = line.states
             case "cancelled":
-                counts["cancelled"] += sum(running.pop(seq) for seq in [seq for seq in running if seq >= line.cursor])
-                void = [seq for seq in settled if seq >= line.cursor]
-                counts["cancelled"] += sum(len(settled.pop(seq)) for seq in void)
+                counts["cancelled"] += sum(running.pop(seq) for seq in [*running] if line.cancels(seq))
+                counts["cancelled"] += sum(len(settled.pop(seq)) for seq in [*settled] if line.cancels(seq))
     for states in settled.values():
         counts.update(state.partition("@")[0] for state in states)
     counts["in_flight"] += sum(running.values())

@@ -186,8 +186,10 @@ def records(draw: st.DrawFn) -> list[Record]:
             found.append(Settled(seq, tuple(draw(st.sampled_from(["trained@1", "filtered:x"])) for _ in range(size))))
         seq += 1
         if draw(st.integers(0, 4)) == 0:
-            seq = draw(st.integers(0, seq))
-            found.append(Cancelled(seq, CancelReason.RESTART))
+            cursor = draw(st.integers(0, seq))
+            settled = [record.seq for record in found if isinstance(record, Settled) and record.seq > cursor]
+            beyond = tuple((one, one + 1) for one in sorted(set(settled)) if draw(st.booleans()))
+            found.append(Cancelled(cursor, CancelReason.RESTART, beyond))
     return found
 
 
