@@ -176,17 +176,15 @@ def test_long_curves_are_thinned_and_keep_their_mean() -> None:
 def records(draw: st.DrawFn) -> list[Record]:
     """A ledger as a run with kills would write it."""
     found: list[Record] = []
-    seq = 0
-    for _ in range(draw(st.integers(0, 12))):
+    for seq in range(draw(st.integers(0, 12))):
         size = draw(st.integers(1, 3))
         found.append(Dispatched(seq, f"g{seq}", size))
         if draw(st.booleans()):
             found.append(Retried(seq, 0, "failed:env_error"))
         if draw(st.booleans()):
             found.append(Settled(seq, tuple(draw(st.sampled_from(["trained@1", "filtered:x"])) for _ in range(size))))
-        seq += 1
         if draw(st.integers(0, 4)) == 0:
-            cursor = draw(st.integers(0, seq))
+            cursor = draw(st.integers(0, seq + 1))
             settled = [record.seq for record in found if isinstance(record, Settled) and record.seq > cursor]
             beyond = tuple((one, one + 1) for one in sorted(set(settled)) if draw(st.booleans()))
             found.append(Cancelled(cursor, CancelReason.RESTART, beyond))

@@ -7,9 +7,9 @@ import { ask } from "./source.js";
 
 const PLACES = { orchestrator: [300, 70], trainer: [500, 290], inference: [100, 290] };
 const FLOWS = [
-  ["orchestrator", "trainer", "batches", [436, 172]],
-  ["trainer", "inference", "weights", [300, 316]],
-  ["inference", "orchestrator", "tokens", [164, 172]],
+  ["orchestrator", "trainer", "batches", [462, 172]],
+  ["trainer", "inference", "weights", [300, 326]],
+  ["inference", "orchestrator", "tokens", [138, 172]],
 ];
 const HALF = [88, 40];
 
@@ -51,22 +51,22 @@ function arrow(from, to, style, shift) {
   const gap = (place) => Math.min(HALF[0] / Math.abs(dx || 1e-9), HALF[1] / Math.abs(dy || 1e-9)) + place;
   const [ox, oy] = [-dy * shift, dx * shift];
   const at = (point, along) => [point[0] + dx * along + ox, point[1] + dy * along + oy];
-  const [x1, y1] = at(start, gap(4));
-  const [x2, y2] = at(end, -gap(6));
+  const [x1, y1] = at(start, gap(4 + shift));
+  const [x2, y2] = at(end, -gap(6 + shift));
   return svg("line", { class: style, x1, y1, x2, y2, "marker-end": `url(#${style}-head)` });
 }
 
 function node(name, condition, circle) {
   const [x, y] = PLACES[name];
   const service = circle.services.find((one) => one.name === name);
-  const step = service?.facts.step ?? service?.facts.version;
+  const version = service?.facts.version;
   return svg(
     "g",
     { class: `service condition-${String(condition).replace(" ", "-")}` },
     svg("rect", { x: x - HALF[0], y: y - HALF[1], width: 2 * HALF[0], height: 2 * HALF[1], rx: 12 }),
     svg("text", { x, y: y - 8, "text-anchor": "middle", class: "service-name" }, name),
     svg("text", { x, y: y + 12, "text-anchor": "middle", class: "service-condition" }, condition),
-    step === undefined ? null : svg("text", { x, y: y + 29, "text-anchor": "middle", class: "service-note" }, `version ${step}`),
+    version === undefined ? null : svg("text", { x, y: y + 29, "text-anchor": "middle", class: "service-note" }, `version ${version}`),
   );
 }
 
