@@ -37,12 +37,12 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     "batches": ("batches", {}),
     "groups, newest": ("groups", {}),
     "groups, largest difference": ("groups", {"sort": "spread"}),
-    "groups, last page": ("groups", {"page": "200"}),
-    "one group": ("group", {"id": "maths/e80/10"}),
-    "one rollout": ("rollout", {"id": "50.100"}),
+    "groups, a late page": ("groups", {"page": "200"}),
+    "one group": ("group", {"id": "maths/e80/2"}),
+    "one rollout": ("rollout", {"id": "2.100"}),
     "sequences, largest ratio": ("sequences", {"sort": "ratio"}),
     "sequences, masked, of one env": ("sequences", {"masked": "1", "env": "words"}),
-    "one sequence": ("sequence", {"id": "50.0.10"}),
+    "one sequence": ("sequence", {"id": "2.0.10"}),
 }
 
 

@@ -53,8 +53,9 @@ def report(argv: Sequence[str]) -> int:
 
 
 def open_run(path: Path) -> Run:
-    """The run in `path`, indexed."""
-    run = Run(path, cache_folder())
+    """The run in `path`, or of that name below `runs/`, indexed."""
+    below = Path("runs") / path
+    run = Run(below if not path.exists() and below.is_dir() else path, cache_folder())
     run.refresh()
     return run
 

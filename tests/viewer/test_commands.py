@@ -3,9 +3,12 @@
 import argparse
 import io
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,17 +19,23 @@ from runtime.cli import run as rl
 from runtime.commands import find_command
 from runtime.errors import UserError
 from tests.viewer.generated_run import Shape, make_run
-from viewer.cli import report, view
+from viewer.cli import open_run, report, view
 from viewer.run import Run
 from viewer.terminal import plain, show
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from runtime.cli import run; sys.exit(run(sys.argv[1:]))"
 NOTHING = argparse.Namespace(step=None, group=None, rollout=None)
 
 
 @pytest.fixture(autouse=True)
 def cache_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def environment() -> dict[str, str]:
+    """This checkout comes first, wherever the tests are started."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def shown(run: Run, arguments: argparse.Namespace = NOTHING) -> str:
@@ -91,12 +100,47 @@ def test_plain_keeps_text() -> None:
     assert plain("naïve\n\t日本 👍") == "naïve\n\t日本 👍"
 
 
+def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "runs" / "mine", Shape(num_steps=1))
+    monkeypatch.chdir(tmp_path)
+    with closing(open_run(Path("mine"))) as run:
+        assert run.name == "mine"
+
+
+@pytest.mark.integration
+def test_terminal_answers_what_is_typed(run_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", PROGRAM, "view", str(run_path), "--terminal"]
+    terminal = environment() | {"TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=terminal)
+    os.close(theirs)
+    try:
+        os.write(ours, b"g 3\no maths/example-0/3\nr nonsense\nq\n")
+        text = read_to_end(ours)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    for part in ("maths/example-2/3", "took <60 s>", "must be 2 numbers"):
+        assert part in text
+
+
+def read_to_end(descriptor: int, within_s: float = 60.0) -> str:
+    """What a terminal was shown until its program ended."""
+    data, deadline = b"", time.monotonic() + within_s
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        try:
+            data += os.read(descriptor, 65536)
+        except OSError:  # how a terminal says that nobody holds its other end any more
+            return data.decode()
+    raise AssertionError(f"the program did not end within {within_s} s: {data!r}")
+
+
 @pytest.mark.integration
 def test_page_is_served_until_the_process_is_told_to_stop(run_path: Path) -> None:
-    program = "import sys; from runtime.cli import run; sys.exit(run(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "view", str(run_path), "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-c", PROGRAM, "view", str(run_path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     try:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("http://127.0.0.1:")
