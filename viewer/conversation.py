@@ -13,7 +13,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def conversation(messages: object) -> list[Said]:
-    """Every message as text. Parts that are not text, and tool calls, are shown as JSON."""
+    """Every message as text. Tool calls, and parts that are neither text nor pictures, are shown as JSON."""
     if not isinstance(messages, list):
         return []
     return [_said(message) for message in messages]
@@ -38,6 +38,15 @@ def _text(content: object) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
-        return "".join(str(part["text"]) for part in content)
+    if isinstance(content, list):
+        return "".join(_part(part) for part in content)
     return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _part(part: object) -> str:
+    """A part of a message: its text, or a word for a picture, whose bytes would fill the page."""
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(part, dict) and "image" in str(part.get("type", "")):
+        return "[image]"
+    return json.dumps(part, ensure_ascii=False, default=str)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.ledger_records import Cancelled, CancelReason, Dispatched, Record, Retried, Settled, tally
 from tests.viewer.generated_run import Shape, byte_tokenizer, lines, make_run
 from viewer.answers import ANSWERS, answer
+from viewer.conversation import Said, conversation
 from viewer.curves import MAX_POINTS, charts
 from viewer.errors import NotRecorded, ViewerError
 from viewer.fates import count_fates
@@ -125,6 +126,27 @@ def test_texts_of_tokens_add_up_to_the_text(text: str) -> None:
     core = byte_tokenizer()
     texts = TokenText(core).texts(core.encode(text).ids)
     assert "".join(one for one in texts if one != PART_OF_CHARACTER) == text
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "user", "content": "words"}, Said("user", "words")),
+        ({"role": "user", "content": None}, Said("user", "")),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}, Said("user", "ab")),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}, {"text": "?"}]},
+            Said("user", "[image]?"),
+        ),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]},
+            Said("assistant", 'tool_calls: {"name": "f"}'),
+        ),
+        ("stray", Said("?", "stray")),
+    ],
+)
+def test_messages_of_any_shape_become_text(message: object, expected: Said) -> None:
+    assert conversation([message]) == [expected]
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:

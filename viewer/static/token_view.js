@@ -5,6 +5,7 @@ import { MEASURES, maskOf, versionAt } from "./colours.js";
 import { number, signed } from "./format.js";
 import { hideTip, showTip } from "./tip.js";
 
+const MASK_WORDS = { trained: "trained", high: "masked: had become too likely", low: "masked: had become too unlikely", masked: "masked" };
 const MAX_DRAWN = 6000;
 /** Longer sequences are not drawn inside lists: open them. */
 export const MAX_INLINE = 3000;
@@ -122,7 +123,7 @@ function tokenTable(sequence, place) {
     ["probability change", number(sequence.prob_delta[place], 4)],
     ["mismatch KL", number(sequence.mismatch_kl[place], 4)],
     ["entropy", number(sequence.entropy[place], 4)],
-    ["mask", maskOf(sequence, place) ?? "not trained"],
+    ["mask", MASK_WORDS[maskOf(sequence, place)] ?? "not trained"],
   ];
   const kept = sequence.loss_mask[place] ? rows : [rows[0], rows.at(-1)];
   return el("table", { class: "token-table" }, kept.map(([name, value]) => el("tr", {}, el("th", {}, name), el("td", {}, value))));
