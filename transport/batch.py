@@ -63,11 +63,18 @@ def build_batch(run_id: str, step: int, samples: Sequence[TrainingSample]) -> En
 
 
 def decode_rows(manifest: BatchManifest, rows: Sequence[int], frames: Sequence[Buffer]) -> list[TrainingSample]:
-    """The samples of `rows`, checked against the hashes of `manifest`: `CorruptFrame` if any byte differs."""
+    """The samples of `rows`, checked against the hashes of `manifest`: `CorruptFrame` if any byte differs.
+
+    `CodecError` for a sample of another run: what trains one policy, or one adapter, never comes from two.
+    """
     if len(rows) != len(frames):
         raise CodecError(f"batch {manifest.step}: {len(frames)} frames came for {len(rows)} rows")
     hashes = manifest.columns.frame_hashes.numpy()
-    return [decode_sample(frame, int(hashes[row])) for row, frame in zip(rows, frames, strict=True)]
+    samples = [decode_sample(frame, int(hashes[row])) for row, frame in zip(rows, frames, strict=True)]
+    for row, sample in zip(rows, samples, strict=True):
+        if sample.run_id != manifest.run_id:
+            raise CodecError(f"row {row} of batch {manifest.step} is of run {sample.run_id}, not {manifest.run_id}")
+    return samples
 
 
 def decode_batch(batch: EncodedBatch) -> list[TrainingSample]:

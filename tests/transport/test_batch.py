@@ -1,6 +1,7 @@
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -113,3 +114,11 @@ def test_frames_of_the_wrong_rows_are_noticed() -> None:
         decode_rows(batch.manifest, [0, 1], [batch.frames[1], batch.frames[0]])
     with pytest.raises(CodecError, match="1 frames came for 2 rows"):
         decode_rows(batch.manifest, [0, 1], batch.frames[:1])
+
+
+def test_batch_that_mixes_runs_is_not_decoded() -> None:
+    """As a server that is not ours could send it: the frames are sound, and of another run than the manifest."""
+    batch = make_batch(1)
+    renamed = msgspec.structs.replace(batch.manifest, run_id="another")
+    with pytest.raises(CodecError, match="is of run"):
+        decode_rows(renamed, range(batch.manifest.num_samples), batch.frames)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model
+from pydantic import ValidationError
 from torch import Tensor
 
 from tests.trainer.core.conftest import WORLD_SIZES, RankRun, run_ranks, samples_of
@@ -26,7 +27,8 @@ from tests.trainer.core.reference import load_reference, reference_loss
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario
 from tests.trainer.core.test_gradient_invariance import each_part, relative_error
 from tests.trainer.core.tiny import save_tiny_model
-from trainer.config import LoraConfig, ModelConfig, OptimizerConfig
+from tests.trainer.images.tiny_vlm import save_tiny_vlm
+from trainer.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from trainer.distributed import Ranks
 from trainer.errors import ModelUnusable
 from trainer.local_ranges import named_weights
@@ -161,6 +163,17 @@ def test_module_that_cannot_have_an_adapter_is_refused(model_path: Path, target:
     lora = LoraConfig(target_modules=("q_proj", target))
     with pytest.raises(ModelUnusable, match=reason):
         load_policy(ModelConfig(path=model_path, seq_len=SEQ_LEN, lora=lora), CPU)
+
+
+def test_model_with_other_parts_than_text_is_refused(tmp_path: Path) -> None:
+    lora = LoraConfig(target_modules=("q_proj",))
+    with pytest.raises(ModelUnusable, match=r"model\.lora is for text models"):
+        load_policy(ModelConfig(path=save_tiny_vlm(tmp_path, "qwen3_vl"), seq_len=SEQ_LEN, lora=lora), CPU)
+
+
+def test_critic_and_adapter_exclude_each_other(model_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"model\.lora and critic exclude each other"):
+        TrainerConfig.model_validate({"model": {"path": str(model_path), "lora": {}}, "critic": {}})
 
 
 def test_base_digest_sees_a_change_of_a_single_weight(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from trainer.adapter import Adapter, check_same_adapter, read_adapter
 from trainer.checkpoint_state import load_weights
 from trainer.cli import run
 from trainer.export import export_checkpoint, newest_checkpoint
+from trainer.zmq_publish import RankShare, make_offer
 from transport.weights import publish_digest, read_weight_manifest, version_dir
 
 RANK, ALPHA = 4, 12
@@ -124,3 +125,14 @@ def test_export_merged_with_another_base_is_refused(lora_run: Path, straight_run
 def test_whole_model_has_nothing_to_merge(straight_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="leave --merged out"):
         export_checkpoint(newest_checkpoint(straight_run / "checkpoints"), tmp_path / "out", merged=True)
+
+
+def test_zmq_channel_offers_the_adapter(lora_run: Path) -> None:
+    """The same manifest, but for the files: what engines check is the same on every channel."""
+    manifest = read_weight_manifest(version_dir(lora_run / "weights", NUM_STEPS) / "manifest.json")
+    weights = weights_of(lora_run, NUM_STEPS)
+    share = RankShare(
+        endpoint="tcp://127.0.0.1:1", ranges=[], hashes={entry.name: entry.hash for entry in manifest.tensors}
+    )
+    offered = make_offer(manifest.run_id, manifest.version, weights, [share], manifest.adapter).manifest
+    assert (offered.digest, offered.adapter) == (manifest.digest, manifest.adapter)
