@@ -1,4 +1,4 @@
-"""LoRA on real vLLM: versions are adapters, loaded at run time, proven, and never mixed. One server for all tests."""
+"""LoRA on real vLLM: versions are adapters, loaded at run time, proven, and never mixed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -13,10 +13,13 @@ from tests.inference.adapters import RANK, make_adapter, publish_adapter, with_a
 from tests.inference.contract_server import Server, make_model, running_server, save_model
 from tests.inference.test_engine_contract import apply, assert_exact, body, generate, served, until_health
 from tests.inference.tiny import publish
+from tests.integration.circle import ROOT, run_rl
+from tests.vllm.conftest import FLAGS
 from transport.generation import PAUSE_PATH, RESUME_PATH
 from transport.weights import read_weight_manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+LORA_CONFIG = ROOT / "configs" / "copy_text_lora" / "rl.toml"
 NUM_VERSIONS = 12
 TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 """Parts of fused modules, and whole ones."""
@@ -138,3 +141,12 @@ def test_oracle_has_versions_that_differ(models: dict[int, PreTrainedModel]) -> 
     with torch.no_grad():
         logits = [models[version](tokens).logits for version in (0, 1, 2)]
     assert all((logits[i] - logits[j]).abs().max() > 0.1 for i, j in ((0, 1), (1, 2)))
+
+
+def test_run_with_vllm_samples_with_the_adapter_that_was_trained(tmp_path: Path, copy_model: Path) -> None:
+    flags = (*FLAGS, "--max-steps", "3", "--orchestrator.max-staleness", "0")
+    run = run_rl(tmp_path, copy_model, *flags, config=LORA_CONFIG, timeout_s=550)
+    assert run.exit_code == 0, run.output
+    assert min(run.column("trainer", "ratio/all/min")) > 1 - 1e-4
+    assert max(run.column("trainer", "ratio/all/max")) < 1 + 1e-4
+    assert (run.path / "adapters").is_dir()
