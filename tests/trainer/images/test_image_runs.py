@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from loguru import logger
@@ -114,3 +115,15 @@ def test_a_model_that_cannot_pack_says_so_at_start_up(
     run_dir = replay(model_paths["qwen3_5"], recording, tmp_path, "alone", "--no-pack-multimodal", "--max-steps", "1")
     (row,) = [json.loads(line) for line in (run_dir / "metrics" / "trainer.jsonl").read_text().splitlines()]
     assert row["micro_batches/global"] == row["samples/global"] == 9
+
+
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+def test_a_critic_sees_the_images_too(trunk: str, model_paths: dict[str, Path], tmp_path: Path) -> None:
+    samples = [draw(drawing, index, run_id="images") for index, drawing in enumerate(MIXED)]
+    rewarded = [msgspec.structs.replace(sample, advantages=sample.reward) for sample in samples]
+    rewarded[SPOILED] = without_an_image_token(rewarded[SPOILED])
+    write_durably(batch_path(tmp_path, 1), file_chunks(build_batch("images", 1, rewarded)))
+    run_dir = replay(model_paths["qwen3_vl"], tmp_path, tmp_path / "runs", "critic", "--critic.trunk", trunk)
+    (row,) = [json.loads(line) for line in (run_dir / "metrics" / "trainer.jsonl").read_text().splitlines()]
+    assert row["samples_refused/global"] == 1
+    assert "explained_variance/all" in row
