@@ -23,11 +23,12 @@ from transport.messages import (
 )
 from transport.outbox import Outbox
 from transport.progress import PublishedWeights
+from transport.reply_memory import ReplyMemory
 
 _MAX_RUN_ID_CHARS = 100
 """Of a foreign run's id, what is repeated."""
 
-Reply = tuple[ServerMessage, list[bytes]]
+Reply = tuple[ServerMessage, list[memoryview]]
 Report = Trained | Committed | WeightsPublished
 
 
@@ -76,8 +77,8 @@ def answer_manifest(outbox: Outbox, last_step: int | None, ask: GetManifest) -> 
         return Failure(seq=ask.seq, reason=str(error))
 
 
-def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples) -> Reply:
-    """The frames asked for, read from disk and hash-checked; refused if the reply would be too large."""
+def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples, memory: ReplyMemory) -> Reply:
+    """The frames asked for, read from disk into `memory` and hash-checked; refused if the reply would be too large."""
     try:
         ask.indices.check()
         if ask.indices.dtype != "int32" or len(ask.indices.shape) != 1:
@@ -89,7 +90,7 @@ def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples) -> Reply:
         num_bytes = int(sizes[rows].sum())
         if rows.size > 1 and num_bytes > limits.max_reply_bytes:
             return _failure(ask.seq, f"{num_bytes} bytes in one reply, the limit is {limits.max_reply_bytes}")
-        return Samples(seq=ask.seq, step=ask.step), outbox.frames(ask.step, rows.tolist())
+        return Samples(seq=ask.seq, step=ask.step), outbox.read(ask.step, rows.tolist(), memory)
     except TransportError as error:
         return _failure(ask.seq, str(error))
 

@@ -34,6 +34,7 @@ from transport.messages import (
 from transport.outbox import Outbox
 from transport.peers import Peer, PeerTable
 from transport.rejections import Reason, printable
+from transport.reply_memory import ReplyMemory
 from transport.router import Incoming, Router
 
 
@@ -55,6 +56,7 @@ class Desk:
         self._router = router
         self._peers = peers
         self._limits = limits
+        self._memory = ReplyMemory(limits.max_reply_bytes)
         self._park_s = park_s
         self._notify = notify
 
@@ -138,7 +140,7 @@ class Desk:
             peer.waiting_for = f"batch {ask.step}"
 
     async def _get_samples(self, peer: Peer, ask: GetSamples) -> None:
-        reply, frames = await asyncio.to_thread(answer_samples, self._outbox, self._limits, ask)
+        reply, frames = await asyncio.to_thread(answer_samples, self._outbox, self._limits, ask, self._memory)
         peer.is_busy = False
         await self._reply(peer, reply, frames)
 
@@ -152,7 +154,7 @@ class Desk:
         self._notify()
         await self._reply(peer, reply)
 
-    async def _reply(self, peer: Peer, message: ServerMessage, frames: list[bytes] | None = None) -> None:
+    async def _reply(self, peer: Peer, message: ServerMessage, frames: list[memoryview] | None = None) -> None:
         if not await self._router.send(peer.identity, peer.address, message, frames):
             self._forget(peer)
 

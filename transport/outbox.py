@@ -22,6 +22,7 @@ from transport.durable import remove_temporaries, sync_directory, write_durably
 from transport.errors import OutboxError
 from transport.manifest import BatchManifest
 from transport.progress import Progress, PublishedWeights
+from transport.reply_memory import ReplyMemory
 
 PROGRESS_NAME = "progress.json"
 RETIRED_NAME = "retired"
@@ -93,6 +94,10 @@ class Outbox:
     def frames(self, step: int, rows: Sequence[int]) -> list[bytes]:
         """Frames of `rows` of batch `step`; reads only those."""
         return self._file(step).frames(rows)
+
+    def read(self, step: int, rows: Sequence[int], memory: ReplyMemory) -> list[memoryview]:
+        """The same as `frames`, in one piece of `memory`."""
+        return self._file(step).read(rows, memory)
 
     def mark_trained(self, step: int) -> None:
         """Record that the optimizer stepped on batch `step`. Repeating it changes nothing."""
