@@ -1,6 +1,6 @@
 """256 samples with 1 MB of pixels each, from the orchestrator's memory to the trainer's tensors, over a real link.
 
-    python benchmarks/multimodal.py [--out benchmarks/results/multimodal.json]
+    python -m benchmarks.multimodal [--out benchmarks/results/multimodal.json]
 
 Two processes: one cuts, stores and serves batches as the orchestrator does, this one fetches, checks and merges them as
 a trainer does. Times are CPU seconds (the machine may be shared), kernel included, best of several batches. `tcp` is

@@ -10,20 +10,26 @@ from collections import deque
 
 import numpy as np
 
+_STEP_BYTES = 1 << 20
+"""Sizes are rounded up to this: replies of about the same size should not each need memory of their own."""
+
 
 class ReplyMemory:
-    """Keeps one buffer of up to `max_kept_bytes`. May be used from several threads, and by the garbage collector at any
-    moment, so there is no lock: the deque's own operations are atomic."""
+    """Keeps one buffer, for replies of up to `max_kept_bytes`.
+
+    May be used from several threads, and by the garbage collector at any moment, so there is no lock: the deque's own
+    operations are atomic.
+    """
 
     def __init__(self, max_kept_bytes: int) -> None:
-        self._max_kept_bytes = max_kept_bytes
+        self._max_kept_bytes = max_kept_bytes + _STEP_BYTES
         self._kept: deque[bytearray] = deque(maxlen=1)
 
     def take(self, num_bytes: int) -> memoryview:
         """Room for `num_bytes`, with anything in it. It is used again when this view and all slices of it are gone."""
         buffer = self._pop()
         if buffer is None or len(buffer) < num_bytes:
-            buffer = bytearray(max(num_bytes, 1))
+            buffer = bytearray(-(-max(num_bytes, 1) // _STEP_BYTES) * _STEP_BYTES)
         # A slice of a memoryview keeps the array alive, but not the first memoryview: so the array is what we watch.
         array = np.frombuffer(buffer, dtype=np.uint8)
         weakref.finalize(array, self._take_back, buffer).atexit = False

@@ -167,7 +167,7 @@ def test_other_schema_version_is_refused_naming_both(served: Served, peer: zmq.S
 
 
 def test_future_greeting_with_unknown_fields_is_refused_naming_both(served: Served, peer: zmq.Socket[bytes]) -> None:
-    future = msgspec.msgpack.decode(encode(HELLO)) | {"schema_version": 2, "colours": ["new"]}
+    future = msgspec.msgpack.decode(encode(HELLO)) | {"schema_version": SCHEMA_VERSION + 1, "colours": ["new"]}
     peer.send(msgspec.msgpack.encode(future))
     reply = decode_server_message(peer.recv())
     assert isinstance(reply, Refusal)

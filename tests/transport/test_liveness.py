@@ -13,6 +13,7 @@ from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.client import BatchClient
 from transport.outbox import Outbox
+from transport.reply_memory import ReplyMemory
 
 PEER_TIMEOUT_S, HEARTBEAT_S = 1.0, 0.1
 
@@ -122,17 +123,17 @@ def test_rank_that_waits_long_for_an_answer_does_not_look_dead(
     served: Served, listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk of the server is slow: heartbeats go on in both directions meanwhile."""
-    frames = served.server.outbox.frames
+    read = served.server.outbox.read
     seen: list[int] = []
 
-    def slow_frames(step: int, rows: list[int]) -> list[bytes]:
+    def slow_read(step: int, rows: list[int], memory: ReplyMemory) -> list[memoryview]:
         deadline = time.monotonic() + 3 * PEER_TIMEOUT_S
         while time.monotonic() < deadline:
             seen.append(ranks_alive(served))
             time.sleep(0.05)
-        return frames(step, rows)
+        return read(step, rows, memory)
 
-    monkeypatch.setattr(served.server.outbox, "frames", slow_frames)
+    monkeypatch.setattr(served.server.outbox, "read", slow_read)
     assert listening.client.samples(1, [0])
     assert set(seen) == {1}
     assert listening.news == [""]

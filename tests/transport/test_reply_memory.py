@@ -30,13 +30,15 @@ def test_memory_is_used_again_when_the_last_slice_is_gone() -> None:
 
 
 def test_memory_that_is_too_small_or_too_large_is_not_used() -> None:
-    memory = ReplyMemory(max_kept_bytes=100)
-    memory.take(50)[:] = b"a" * 50
+    size = 1 << 20
+    memory = ReplyMemory(max_kept_bytes=size)
+    memory.take(size)[:] = b"a" * size
     gc.collect()
-    assert bytes(memory.take(80)) == bytes(80)
-    memory.take(200)[:] = b"b" * 200
+    assert b"a" not in bytes(memory.take(size + 1))
     gc.collect()
-    assert b"b" not in bytes(memory.take(40))
+    memory.take(3 * size)[:] = b"b" * 3 * size
+    gc.collect()
+    assert b"b" not in bytes(memory.take(size))
 
 
 def test_frames_are_the_same_bytes_in_whatever_memory_was_used_before(tmp_path: Path) -> None:
