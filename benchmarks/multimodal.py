@@ -4,8 +4,7 @@
 
 Two processes: one cuts, stores and serves batches as the orchestrator does, this one fetches, checks and merges them as
 a trainer does. Times are CPU seconds (the machine may be shared), kernel included, best of several batches. `tcp` is
-loopback, `ipc` a Unix socket, and in `ipc_kept` the orchestrator's process was told to keep freed memory
-(`MALLOC_TRIM_THRESHOLD_`), which glibc otherwise gives back after every reply, to ask for it again with the next one.
+loopback, `ipc` a Unix socket.
 
 Every time that the pixels are gone through is counted, as a copy or as a read:
 
@@ -65,7 +64,6 @@ PASSES = {
 }
 """(copies, reads) of the pixels in each stage."""
 SHIPPED = ("cut", "store", "serve", "fetch")
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 WAIT_S = 300.0
 
 
@@ -201,17 +199,14 @@ def train(endpoint: str) -> tuple[dict[str, float], float]:
     return {stage: min(values) for stage, values in seconds.items()}, min(walls)
 
 
-def run_both(transport: str, environment: dict[str, str]) -> tuple[dict[str, float], float, Served]:
+def run_both(transport: str) -> tuple[dict[str, float], float, Served]:
     """(CPU seconds by stage, wall seconds of a fetch, what the orchestrator's process said)."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as directory:
         endpoint = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{directory}/link"
         process = context.Process(target=orchestrate, args=(Path(directory) / "outbox", endpoint, theirs), daemon=True)
-        os.environ.update(environment)  # read by the new process alone, when it starts
         process.start()
-        for name in environment:
-            del os.environ[name]
         try:
             seconds, wall_s = train(_answer(ours))
             ours.send("report")
@@ -241,9 +236,9 @@ def stage_row(stage: str, seconds: float, memcpy: dict[str, float]) -> dict[str,
     }
 
 
-def measure(transport: str, environment: dict[str, str], memcpy: dict[str, float]) -> dict[str, object]:
+def measure(transport: str, memcpy: dict[str, float]) -> dict[str, object]:
     """One variant."""
-    seconds, wall_s, served = run_both(transport, environment)
+    seconds, wall_s, served = run_both(transport)
     shipped_s = sum(seconds[stage] for stage in SHIPPED)
     copies, reads = (sum(PASSES[stage][kind] for stage in SHIPPED) for kind in (0, 1))
     copy_gb_s, pass_gb_s = (count * TOTAL_BYTES / 1e9 / shipped_s for count in (copies, copies + reads))
@@ -265,11 +260,7 @@ def measure(transport: str, environment: dict[str, str], memcpy: dict[str, float
 def run() -> dict[str, object]:
     load = os.getloadavg()[0]
     memcpy = memcpy_gb_s()
-    variants = {
-        "tcp": measure("tcp", {}, memcpy),
-        "ipc": measure("ipc", {}, memcpy),
-        "ipc_kept": measure("ipc", KEEP_MEMORY, memcpy),
-    }
+    variants = {transport: measure(transport, memcpy) for transport in ("tcp", "ipc")}
     return {
         "workload": {"samples": NUM_SAMPLES, "pixel_bytes": SAMPLE_BYTES, "batches": NUM_BATCHES},
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": load},
