@@ -6,6 +6,7 @@ ServiceError (runtime)          ends the process with one line and an exit code
 ├── CurriculumError             the weight function of a curriculum broke its contract, exit code 1
 ├── NoSignalError               only groups without any advantage, exit code 78
 ├── FailureRateError            too many rollouts of one environment fail, exit code 1
+├── CanaryError                 an engine does not compute with the weights that it says it serves, exit code 1
 ├── EnvWorkersLostError         a worker of an environment dies again and again, exit code 1
 ├── LedgerError                 the ledger does not decode or does not balance, exit code 1
 ├── UserError
@@ -42,6 +43,10 @@ class NoSignalError(ServiceError):
 
 class FailureRateError(ServiceError):
     """The message names the environment and its commonest error."""
+
+
+class CanaryError(ServiceError):
+    """The message names the engine, what it says that it serves, and what it answered."""
 
 
 class EnvWorkersLostError(ServiceError):

@@ -33,6 +33,7 @@ from loguru import logger
 
 from orchestrator.admission import AdmissionRule
 from orchestrator.batcher import Batcher, CutWriter
+from orchestrator.canary import canary_check
 from orchestrator.collector import Collector
 from orchestrator.concurrency import Bounds, ConcurrencyController
 from orchestrator.config import OrchestratorConfig
@@ -98,7 +99,12 @@ class Orchestrator:
         self._rules = group_rules(config)
         self._open(run_dir, describe_order(config.seed, shares))
         self._policy = Policy(
-            engine, server, health, update_timeout_s=config.engines.update_timeout_s, on_live=self._new_version
+            engine,
+            server,
+            health,
+            update_timeout_s=config.engines.update_timeout_s,
+            on_live=self._new_version,
+            attest=canary_check(engine, config.engines).check,
         )
         self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares, self._curricula.by_env))
         self._evaluator = Evaluator(

@@ -10,7 +10,7 @@ it betrays itself by a stale rollout, and all get the version again.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
@@ -26,6 +26,9 @@ MAX_BACKOFF_S = 10.0
 RESTORE_PAUSE_S = 1.0
 """Seconds after a repair in which stale rollouts, which come from before it, raise no new doubt."""
 LOOP = "policy"
+
+
+Attest = Callable[[PublishedWeights], Awaitable[None]]
 
 
 class WeightSource(Protocol):
@@ -52,12 +55,15 @@ class Policy:
         *,
         update_timeout_s: float,
         on_live: Callable[[], None],
+        attest: Attest | None = None,
     ) -> None:
+        """`attest` is called with what all engines say they serve, before it is live; what it raises ends the run."""
         self._engine = engine
         self._source = source
         self._health = health
         self._update_timeout_s = update_timeout_s
         self._on_live = on_live
+        self._attest = attest
         self._applied: PublishedWeights | None = None
         self._applying = asyncio.Lock()
         self._doubt = asyncio.Event()
@@ -179,6 +185,8 @@ class Policy:
             logger.warning("version {} is not live, {} stays: {}", weights.version, self.live, reason)
             return False
         self._problem = ""
+        if self._attest is not None:
+            await self._attest(weights)
         self._applied, self.live = weights, weights.version
         logger.debug("policy version {} is live after {:.3f} s", weights.version, time.monotonic() - started)
         self._health.progress(version=weights.version)

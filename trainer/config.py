@@ -98,6 +98,9 @@ class WeightsConfig(Config):
     its part from memory; no shared disk."""
     keep: int = Field(3, ge=2)
     """Newest publishes that stay: on disk, or in memory with `zmq`."""
+    canary: bool = True
+    """Compute what each version says to a fixed prompt, so that the orchestrator can tell engines that keep old weights
+    (`engines.canary_interval_steps`). Costs one short forward pass per publish."""
     host: str = "127.0.0.1"
     """`zmq`: address that each rank binds. One that other machines reach needs `keys_dir`."""
     port: int = Field(0, ge=0, le=65535)

@@ -14,6 +14,7 @@ import torch
 from loguru import logger
 
 from trainer.batch_source import Batch
+from trainer.canary import make_canary
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.critic.assessment import Assessment, assess
@@ -162,7 +163,9 @@ def critic_step(
 def publish(run: Training, version: int) -> None:
     """Let engines load what the policy is now, and tell the orchestrator."""
     with run.telemetry.timed("publish"):
-        run.inbox.published(run.publisher.publish(run.policy.causal_lm, version))
+        published = run.publisher.publish(run.policy.causal_lm, version)
+        canary = make_canary(run.policy) if run.config.weights.canary else None
+        run.inbox.published(replace(published, canary=canary))
 
 
 def save(run: Training, progress: Progress) -> bool:

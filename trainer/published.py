@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import nn
 
+from transport.canary import Canary
+
 
 @dataclass(frozen=True)
 class PublishedWeights:
@@ -15,6 +17,7 @@ class PublishedWeights:
     location: str
     """As `transport.location` spells it."""
     digest: str
+    canary: Canary | None = None
 
     @property
     def manifest_path(self) -> Path:

@@ -102,8 +102,10 @@ def record_report(outbox: Outbox, report: Report) -> None:
             outbox.mark_trained(step)
         case Committed(step=step):
             outbox.retire(step)
-        case WeightsPublished(version=version, manifest_path=path, digest=digest):
-            outbox.mark_weights(PublishedWeights(version=version, manifest_path=path, digest=digest))
+        case WeightsPublished(version=version, manifest_path=path, digest=digest, canary=canary):
+            if canary is not None:
+                canary.check()
+            outbox.mark_weights(PublishedWeights(version=version, manifest_path=path, digest=digest, canary=canary))
 
 
 def _failure(seq: int, reason: str) -> Reply:

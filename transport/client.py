@@ -20,6 +20,7 @@ from types import TracebackType
 import numpy as np
 
 from transport.batch import decode_rows
+from transport.canary import Canary
 from transport.codec import check_manifest, int32
 from transport.connection import Received
 from transport.errors import CodecError, CorruptFrame, RequestFailed
@@ -150,10 +151,14 @@ class BatchClient:
         chunks = _chunks(rows, manifest.columns.num_bytes.numpy(), self._limits.max_reply_bytes)
         return [sample for chunk in chunks for sample in self._fetch(manifest, chunk)]
 
-    def weights_published(self, version: int, manifest_path: str | Path, digest: str) -> None:
+    def weights_published(
+        self, version: int, manifest_path: str | Path, digest: str, canary: Canary | None = None
+    ) -> None:
         """Policy `version` can be loaded from `manifest_path`."""
         path = str(manifest_path)
-        self._report(lambda seq: WeightsPublished(seq=seq, version=version, manifest_path=path, digest=digest))
+        self._report(
+            lambda seq: WeightsPublished(seq=seq, version=version, manifest_path=path, digest=digest, canary=canary)
+        )
 
     def trained(self, step: int) -> None:
         """The optimizer stepped on batch `step`."""

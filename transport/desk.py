@@ -11,7 +11,7 @@ from collections.abc import Callable
 from loguru import logger
 
 from transport.answers import Report, answer_hello, answer_manifest, answer_samples, has_lost_commit, record_report
-from transport.errors import OutboxError
+from transport.errors import CodecError, OutboxError
 from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import (
@@ -148,7 +148,7 @@ class Desk:
         try:
             await asyncio.to_thread(record_report, self._outbox, report)
             reply: ServerMessage = Ack(seq=report.seq)
-        except OutboxError as error:
+        except (OutboxError, CodecError) as error:
             reply = Failure(seq=report.seq, reason=str(error))
         peer.is_busy = False
         self._notify()

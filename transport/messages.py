@@ -9,6 +9,7 @@ peers of different versions can name both.
 
 import msgspec
 
+from transport.canary import Canary
 from transport.manifest import BatchManifest
 from transport.tensor import EncodedTensor
 from transport.weights import WeightOffer
@@ -63,6 +64,8 @@ class WeightsPublished(_Message, frozen=True, tag="weights_published"):
     manifest_path: str
     """Where: the path of a manifest file, or the address of another channel (`transport/location.py`)."""
     digest: str
+    canary: Canary | None = None
+    """What these weights say to a fixed prompt, if the trainer computed it."""
 
 
 class GetWeights(_Message, frozen=True, tag="get_weights"):

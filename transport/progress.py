@@ -6,6 +6,8 @@ nothing, and the order in which repeats arrive does not matter.
 
 import msgspec
 
+from transport.canary import Canary
+
 
 class PublishedWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A policy version that the trainer announced."""
@@ -13,6 +15,7 @@ class PublishedWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     version: int
     manifest_path: str
     digest: str
+    canary: Canary | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -61,6 +61,12 @@ class EnginesConfig(Config):
     update_timeout_s: float = Field(120.0, gt=0)
     """Seconds that applying a weight version may take on one engine."""
 
+    canary_interval_steps: int = Field(10, ge=0)
+    """Policy versions between two comparisons of every engine's answers with the trainer's (`weights.canary` of the
+    trainer); 0: never."""
+    canary_tolerance: float = Field(0.2, gt=0)
+    """Largest difference of a log probability, in nats, between engine and trainer; a larger one ends the run."""
+
     @model_validator(mode="after")
     def _check_urls(self) -> "EnginesConfig":
         bad = [url for url in self.urls if not url.startswith(("http://", "https://"))]

@@ -99,6 +99,18 @@ class HttpEngine:
             if replica.seen_version < version:
                 self._pool.leave(replica, f"it came back with version {replica.seen_version} while {version} was given")
 
+    async def witness(self, request: GenerateRequest) -> dict[str, GenerateReply]:
+        """See `Engine`."""
+        answers: dict[str, GenerateReply] = {}
+
+        async def ask(replica: Replica) -> None:
+            sampled = await replica.client.sample(request, self._config.request_timeout_s)
+            answers[replica.url] = check_reply(request, sampled, self._vocab_size)
+
+        for replica, error in (await _on_all(self._pool.in_service(), ask)).items():
+            logger.warning("engine {} does not answer {}: {}", replica.url, request.request_id, error)
+        return answers
+
     async def load(self) -> EngineLoad:
         """See `Engine`."""
         healths = await asyncio.gather(*(replica.client.health() for replica in self._pool.in_service()))

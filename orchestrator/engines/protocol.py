@@ -1,5 +1,6 @@
 """The protocol between the orchestrator and inference engines."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from orchestrator.engines.availability import Availability
@@ -49,6 +50,11 @@ class Engine(Generator, Protocol):
     async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
         """Have every engine in service load and serve `version`, and read version and digest back. Raises `EngineError`
         that names who does not, and what it serves."""
+        ...
+
+    async def witness(self, request: GenerateRequest) -> Mapping[str, GenerateReply]:
+        """What each engine in service answers to `request`, by its URL; without those that do not answer. Empty where
+        no model answers."""
         ...
 
     async def load(self) -> EngineLoad:

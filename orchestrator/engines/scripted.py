@@ -86,6 +86,10 @@ class ScriptedEngine:
             raise EngineError(f"scripted engine serves version {self.weights.version}, refused {version}")
         self.weights = ServedWeights(version=version, digest=digest)
 
+    async def witness(self, request: GenerateRequest) -> dict[str, GenerateReply]:
+        """There is no model whose answers would mean anything."""
+        return {}
+
     async def load(self) -> EngineLoad:
         """It has a place for everyone."""
         return EngineLoad(num_running=self.num_running)

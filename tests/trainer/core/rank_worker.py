@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from tests.trainer.core.critic_cases import CRITIC_CASES, CriticCase, train_critic_case
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
+from trainer.canary import make_canary
 from trainer.config import ModelConfig, TokenExportConfig
 from trainer.distributed import Ranks
 from trainer.fsdp import shard_policy
@@ -102,7 +103,7 @@ def _work(me: Rank) -> None:
     config = ModelConfig(path=me.model_path, seq_len=SEQ_LEN)
     policy = shard_policy(load_policy(config, CPU), mesh, reshard_after_forward=True)
     verify_packing(policy, CPU)
-    results: dict[str, object] = {}
+    results: dict[str, object] = {"canary": {"logprobs": make_canary(policy).logprobs.numpy().tolist()}}
     for name, scenario in SCENARIOS.items():
         for mini_batch in range(scenario.mini_batches):
             key = part_name(name, mini_batch)

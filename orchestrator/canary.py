@@ -1,0 +1,108 @@
+"""`CanaryCheck`: do the engines compute with the weights that they say they serve?
+
+Version and digest are read back after every update (`Engine.apply_weights`). Here their *answers* are compared with the
+trainer's own, now and then: an engine that acknowledges an update and goes on with old weights is found out as soon as
+the two differ by more than the tolerance.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from loguru import logger
+
+from orchestrator.engines.config import EnginesConfig
+from orchestrator.engines.protocol import Engine
+from orchestrator.errors import CanaryError
+from orchestrator.rollout import Floats
+from transport.canary import Canary
+from transport.generation import GenerateReply, GenerateRequest
+from transport.progress import PublishedWeights
+from transport.tensor import EncodedTensor
+
+MAX_REMEMBERED = 16
+"""Canaries of earlier versions that are kept, to say which of them an engine serves instead."""
+
+
+class CanaryCheck:
+    """`check` is called when every engine in service says that it serves a version, before the version is live."""
+
+    def __init__(self, engine: Engine, *, interval_steps: int, tolerance: float) -> None:
+        self._engine = engine
+        self._interval_steps = interval_steps
+        self._tolerance = tolerance
+        self._last_checked: int | None = None
+        self._remembered: dict[int, Floats] = {}
+
+    async def check(self, weights: PublishedWeights) -> None:
+        """Compare, if it is time. Raises `CanaryError` that says which engine served what."""
+        if weights.canary is None:
+            return
+        expected: Floats = weights.canary.logprobs.numpy()
+        if self._is_due(weights.version):
+            for url, found in (await self._answers(weights.version, weights.canary)).items():
+                self._compare(url, weights, expected, found)
+            self._last_checked = weights.version
+        self._remembered = dict([*self._remembered.items(), (weights.version, expected)][-MAX_REMEMBERED:])
+
+    def _is_due(self, version: int) -> bool:
+        if not self._interval_steps:
+            return False
+        return self._last_checked is None or abs(version - self._last_checked) >= self._interval_steps
+
+    async def _answers(self, version: int, canary: Canary) -> dict[str, Floats]:
+        """By engine: its log probabilities, of engines that answered every prefix with `version`."""
+        prompt = canary.token_ids.numpy()
+        replies = [
+            await self._engine.witness(_request(version, prompt[:length])) for length in canary.lengths.numpy().tolist()
+        ]
+        silent = {url for answers in replies for url in replies[0] if not _is_of(answers.get(url), version)}
+        if silent:
+            logger.warning("the canary of version {} is not compared with {}: no answer of it", version, silent)
+        urls: Mapping[str, object] = replies[0] if replies else {}
+        return {
+            url: np.concatenate([answers[url].logprobs.numpy()[:1] for answers in replies])
+            for url in urls
+            if url not in silent
+        }
+
+    def _compare(self, url: str, weights: PublishedWeights, expected: Floats, found: Floats) -> None:
+        difference = float(np.abs(found - expected).max())
+        logger.debug("canary of version {} on {}: largest difference {:.2g}", weights.version, url, difference)
+        if difference <= self._tolerance:
+            return
+        raise CanaryError(
+            f"engine {url} says that it serves version {weights.version} ({weights.digest}), but does not compute with "
+            f"it: its log probabilities of the canary are {_numbers(found)}, the trainer's are {_numbers(expected)}; "
+            f"the largest difference is {difference:.3g}, engines.canary_tolerance is {self._tolerance:g}"
+            f"{self._guess(found)}. Restart that engine; if all engines differ, look at their dtype"
+        )
+
+    def _guess(self, found: Floats) -> str:
+        """Which earlier version it serves, if its answers are those of one."""
+        distances = {version: float(np.abs(found - old).max()) for version, old in self._remembered.items()}
+        closest = min(distances, key=lambda version: distances[version], default=None)
+        if closest is None or distances[closest] > self._tolerance:
+            return ""
+        return f". These are the answers of version {closest}"
+
+
+def canary_check(engine: Engine, config: EnginesConfig) -> CanaryCheck:
+    """As `engines.canary_*` say."""
+    return CanaryCheck(engine, interval_steps=config.canary_interval_steps, tolerance=config.canary_tolerance)
+
+
+def _request(version: int, prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"canary/{version}/{len(prompt)}",
+        token_ids=EncodedTensor.of(np.ascontiguousarray(prompt)),
+        max_tokens=1,
+        temperature=0.0,
+    )
+
+
+def _is_of(reply: GenerateReply | None, version: int) -> bool:
+    return reply is not None and all(span.version == version for span in reply.versions)
+
+
+def _numbers(values: Floats) -> str:
+    return "[" + ", ".join(f"{value:.4f}" for value in values.tolist()) + "]"
