@@ -1,24 +1,26 @@
 """The canary is what the weights say: the same on any number of ranks, and another after a change."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.trainer.core.conftest import RankRun
 from trainer.canary import make_canary
 from trainer.model import Policy
 
 
-def test_canary_is_the_likeliest_tokens_log_probability_after_each_prefix(policy: Policy) -> None:
+def test_canary_is_the_likeliest_tokens_log_probability_after_each_prefix(policy: Policy, model_path: Path) -> None:
     canary = make_canary(policy)
     canary.check()
+    reference = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     prompt = torch.from_numpy(canary.token_ids.numpy().astype(np.int64))
-    head = policy.causal_lm.get_output_embeddings().weight
     for length, logprob in zip(canary.lengths.numpy().tolist(), canary.logprobs.numpy().tolist(), strict=True):
         with torch.no_grad():
-            hidden = policy.causal_lm.base_model(input_ids=prompt[None, :length], use_cache=False).last_hidden_state
-            expected = float(torch.log_softmax(hidden[0, -1] @ head.T, dim=-1).max())
-        assert logprob == pytest.approx(expected, abs=1e-4)
+            logits = reference(input_ids=prompt[None, :length], use_cache=False).logits[0, -1]
+        assert logprob == pytest.approx(float(torch.log_softmax(logits, dim=-1).max()), abs=1e-4)
 
 
 def test_other_weights_have_another_canary(policy: Policy) -> None:
