@@ -150,7 +150,8 @@ def main(descriptor: int, load_adapter: LoadAdapter = load_env) -> None:
 def _end_with_parent() -> None:
     """The orchestrator is gone: the link has ended, too, and a loop that turns ends well. Otherwise it is ended here,
     with whatever the environment has started."""
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # unbuffered: a lock that this thread holds would abort the interpreter's own end
+        pass
     time.sleep(ORPHAN_S)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,7 @@ from orchestrator.rollout import Example, Failure, Rollout
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
 
-BLOCK_S = 1.0
+LONGEST_BLOCK_S = 120.0
 
 
 class ToyAdapter:
@@ -79,10 +79,17 @@ def misbehave(group_id: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if "hang" in group_id:
         threading.Event().wait()
-    if "block" in group_id:
-        time.sleep(BLOCK_S)
+    if group_id.startswith("block"):
+        wait_for(Path(group_id.removeprefix("block")) / "free")
     if "misconfigured" in group_id:
         raise UserError("no column 'mood'")
+
+
+def wait_for(file: Path) -> None:
+    """Blocks the event loop until the file is there."""
+    deadline = time.monotonic() + LONGEST_BLOCK_S
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
