@@ -77,7 +77,7 @@ test-vllm: $(VLLM_INSTALLED)
 CHROMIUM ?= /usr/bin/chromium
 
 test-browser: $(INSTALLED)
-	test -x $(CHROMIUM) || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+	test -x $(CHROMIUM) || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 	$(PIP) install -qq --constraint requirements/constraints.txt --editable '.[browser]'
 	CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from viewer.errors import NotRecorded
 from viewer.groups import list_groups, show_group, show_rollout
-from viewer.overview import show_batches, show_circle, show_curves, show_overview
+from viewer.overview import show_batches, show_circle, show_curves, show_metric, show_overview
 from viewer.params import Params
 from viewer.run import Json, Run
 from viewer.sequences import list_sequences, show_packed_row, show_sequence
@@ -16,6 +16,7 @@ ANSWERS: dict[str, Answer] = {
     "overview": show_overview,
     "story": show_story,
     "curves": show_curves,
+    "metric": show_metric,
     "circle": show_circle,
     "batches": show_batches,
     "groups": list_groups,

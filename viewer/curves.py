@@ -11,6 +11,7 @@ from runtime.metric_tail import Row
 MAX_POINTS = 600
 """Points of a curve; longer ones are averaged over neighbours."""
 ENV = "{env}"
+ALL = "all"
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -54,6 +55,12 @@ PLANS = (
         "Reward",
         "Mean reward of everything that was generated. It should rise.",
         (_Line("orchestrator", "reward/{env}/mean", ENV),),
+    ),
+    _Plan(
+        "eval",
+        "Evaluation",
+        "Mean reward of evaluations at a pinned policy version (the step).",
+        (_Line("orchestrator", "eval_reward/{env}/mean", ENV),),
     ),
     _Plan(
         "loss",
@@ -129,6 +136,9 @@ PLANS = (
 )
 
 
+_COORDINATES = {f"{service}: {key}" for service in ("orchestrator", "trainer", "inference") for key in ("step", "time")}
+
+
 def charts(rows: Mapping[str, Sequence[Row]]) -> list[Chart]:
     """All curves that the metric rows, by service, have numbers for."""
     found = []
@@ -139,20 +149,31 @@ def charts(rows: Mapping[str, Sequence[Row]]) -> list[Chart]:
     return found
 
 
-def env_names(rows: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Environments that have a reward, by name."""
-    pattern = re.compile(r"reward/(.+)/mean")
-    keys = {key for service in rows.values() for row in service for key in row}
-    return sorted({found[1] for key in keys if (found := pattern.fullmatch(key)) and found[1] != "all"})
+def metric_names(rows: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Every metric that has a row, as `service: key`, sorted."""
+    return sorted({f"{service}: {key}" for service, own in rows.items() for row in own for key in row} - _COORDINATES)
+
+
+def one_metric(rows: Mapping[str, Sequence[Row]], name: str) -> Series:
+    """The curve of a metric by its `service: key`; without points if there is no such metric."""
+    service, _, key = name.partition(": ")
+    return _column(name, key, "", rows.get(service, ()))
+
+
+def names_in(key: str, rows: Sequence[Row]) -> list[str]:
+    """What stands for `{env}` in the keys that look like `key`: `all` first, if there are several."""
+    before, _, after = key.partition(ENV)
+    pattern = re.compile(re.escape(before) + "(.+)" + re.escape(after))
+    names = sorted({found[1] for name in {name for row in rows for name in row} if (found := pattern.fullmatch(name))})
+    single = [name for name in names if name != ALL]
+    return single if len(single) == 1 else [*([ALL] if ALL in names else []), *single]
 
 
 def _series(line: _Line, rows: Sequence[Row]) -> list[Series]:
     if ENV not in line.key:
         keys = {line.label: line.key}
     else:
-        names = env_names({line.service: rows})
-        shown = names if len(names) == 1 else ["all", *names]
-        keys = {name: line.key.replace(ENV, name) for name in shown}
+        keys = {name: line.key.replace(ENV, name) for name in names_in(line.key, rows)}
     found = [_column(label, key, line.over, rows) for label, key in keys.items()]
     return [series for series in found if series.steps]
 

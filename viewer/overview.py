@@ -5,7 +5,7 @@ from dataclasses import asdict
 from runtime.doctor_diagnosis import LAUNCHER, Condition, diagnose
 from runtime.doctor_evidence import gather_evidence
 from runtime.metric_tail import Row as MetricRow
-from viewer.curves import charts
+from viewer.curves import charts, metric_names, one_metric
 from viewer.errors import ViewerError
 from viewer.fates import count_fates
 from viewer.params import PAGE_ROWS, Params, page_offset
@@ -37,6 +37,12 @@ def show_overview(run: Run, params: Params) -> Json:
 def show_curves(run: Run, params: Params) -> Json:
     """All curves."""
     return {"charts": charts(run.metrics)}
+
+
+def show_metric(run: Run, params: Params) -> Json:
+    """The curve of the metric `id` (`service: key`), and the names of all metrics there are."""
+    name = params.get("id", "")
+    return {"names": metric_names(run.metrics), "series": one_metric(run.metrics, name)}
 
 
 def show_batches(run: Run, params: Params) -> Json:

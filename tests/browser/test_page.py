@@ -36,6 +36,13 @@ def test_curves_draw_and_tell_their_numbers(watched: Watched, good_url: str) -> 
     expect(page.locator("#tip")).to_contain_text("words: 0.")
 
 
+def test_any_metric_can_be_chosen(watched: Watched, good_url: str) -> None:
+    page = watched.open(f"{good_url}#/curves", "curves")
+    page.get_by_label("metric").select_option("trainer: grad_norm")
+    page.wait_for_url("**metric=trainer**")
+    expect(page.locator("[data-chart=any] path.series")).to_have_count(1)
+
+
 def test_hover_shows_all_values_of_a_token(watched: Watched, good_url: str) -> None:
     page = watched.open(f"{good_url}#/rollout?id=2.0", "rollout")
     page.locator(".token.trained").nth(1).hover()

@@ -187,6 +187,20 @@ def test_curves_are_by_environment_and_a_step_trained_again_counts_once() -> Non
     assert reward.series[0].steps == [1, 2, 3]
 
 
+def test_a_single_environment_is_drawn_once_and_evaluations_have_their_own_chart() -> None:
+    rows = [{"step": 1, "reward/all/mean": 1, "reward/a/mean": 1, "eval_reward/held out/mean": 0.5}]
+    shown = {chart.id: [series.label for series in chart.series] for chart in charts({"orchestrator": rows})}
+    assert shown == {"reward": ["a"], "eval": ["held out"]}
+
+
+def test_any_metric_can_be_drawn_by_its_name(generated: Run) -> None:
+    found = answer(generated, "metric", {"id": "trainer: entropy/words/mean"})
+    assert found["series"].values[:2] == [1.0, 0.5]
+    assert "orchestrator: filtered/all/share" in found["names"]
+    assert not {"trainer: step", "orchestrator: time"} & set(found["names"])
+    assert answer(generated, "metric", {"id": "trainer: nothing"})["series"].steps == []
+
+
 def test_long_curves_are_thinned_and_keep_their_mean() -> None:
     rows = [{"step": step, "loss": float(step % 10)} for step in range(1, 10_001)]
     (loss,) = charts({"trainer": rows})

@@ -20,6 +20,7 @@ const TICK_MS = 3000;
 
 let runs = [];
 let drawing = 0;
+let shownView = "";
 
 function place() {
   const [name, query] = window.location.hash.replace(/^#\//, "").split("?");
@@ -38,7 +39,9 @@ async function draw({ quietly = false } = {}) {
   target.replaceChildren(content);
   target.classList.remove("loading");
   target.dataset.page = page;
-  if (!quietly) window.scrollTo(0, 0);
+  const view = `${page} ${params.id ?? ""} ${params.page ?? ""}`; // a changed filter does not move the reader
+  if (view !== shownView) window.scrollTo(0, 0);
+  shownView = view;
   drawTabs(page);
 }
 
