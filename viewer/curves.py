@@ -164,7 +164,8 @@ def names_in(key: str, rows: Sequence[Row]) -> list[str]:
     """What stands for `{env}` in the keys that look like `key`: `all` first, if there are several."""
     before, _, after = key.partition(ENV)
     pattern = re.compile(re.escape(before) + "(.+)" + re.escape(after))
-    names = sorted({found[1] for name in {name for row in rows for name in row} if (found := pattern.fullmatch(name))})
+    known: set[str] = set().union(*rows)
+    names = sorted({found[1] for name in known if (found := pattern.fullmatch(name))})
     single = [name for name in names if name != ALL]
     return single if len(single) == 1 else [*([ALL] if ALL in names else []), *single]
 
