@@ -3,6 +3,7 @@
 Rollouts are sampled by the version that is live while they run, so groups are as stale as they would be.
 """
 
+import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,6 +23,11 @@ from orchestrator.withhold_lineup import WithholdLineup
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout, make_ticket
 
 _ROLLOUTS = {version: make_rollout(version=version) for version in range(64)}
+
+
+def kill(ledger: Ledger) -> None:
+    """What the kernel does for a process that was killed: nothing is written, the file is closed."""
+    os.close(ledger._descriptor)
 
 
 def make_line(policy: str, rule: AdmissionRule, next_step: int, done: Done) -> Lineup:
@@ -117,6 +123,7 @@ class LineSimulation:
 
     def _kill(self) -> None:
         self.num_kills += 1
+        kill(self.ledger)
         self._start()
 
     def run(self) -> None:

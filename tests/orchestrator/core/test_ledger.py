@@ -19,6 +19,7 @@ from orchestrator.positions import Done
 from orchestrator.rollout import Failure, FailureReason
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_scored, make_ticket
+from tests.orchestrator.core.line_simulation import kill
 
 
 def ledger_path(tmp_path: Path) -> Path:
@@ -61,6 +62,7 @@ def test_whatever_happens_the_ledger_balances(
             ledger.flush()
             done = cut.done if event == "cut" else done
         if event in ("crash", "lose_cut"):
+            kill(ledger)
             ledger, lineup, open_seqs = Ledger(path, done), Lineup(4, lineup.next_step, done), []
     ledger.close()
     result = tally(read_ledger(path))
