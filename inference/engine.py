@@ -5,7 +5,7 @@ from typing import Protocol
 
 from inference.generation import Completion, Job
 from inference.images import ImageLimits
-from transport.generation import ServedWeights
+from transport.generation import ServedWeights, UpdateTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ class Engine(Protocol):
     @property
     def served(self) -> ServedWeights:
         """Version and digest of the tensors that the engine computes with."""
+        ...
+
+    @property
+    def last_update(self) -> UpdateTimes | None:
+        """How long the last weight update took; None before the first."""
         ...
 
     @property

@@ -312,6 +312,7 @@ class Orchestrator:
             live_version=self._policy.live,
         )
         values = await asyncio.to_thread(step_metrics, cut, times) | run_metrics(self._history.totals)
+        values |= {f"update/{phase}": seconds for phase, seconds in self._policy.update_times.items()}
         await asyncio.to_thread(self._metrics.log, cut.step, values)
         self._health.progress(step=cut.step, version=self._policy.live, in_flight=self._scheduler.in_flight)
         logger.info(step_line(cut.step, self._config.max_steps, values))

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+import msgspec
 from loguru import logger
 
 from orchestrator.engines.protocol import Engine, EngineError
@@ -70,6 +71,8 @@ class Policy:
         self._changed = asyncio.Event()
         self.live = 0
         """The version that every engine in service serves, or a later one."""
+        self.update_times: dict[str, float] = {}
+        """Seconds of the last update, by phase, on the slowest engine; `total_s` is from order to proof."""
         self._problem = ""
 
     async def start(self, *, newest_batch: int, timeout_s: float) -> None:
@@ -178,7 +181,7 @@ class Policy:
         started = time.monotonic()
         try:
             async with asyncio.timeout(2 * self._update_timeout_s):  # the order, and the reading back
-                await self._engine.apply_weights(weights.manifest_path, weights.version, weights.digest)
+                times = await self._engine.apply_weights(weights.manifest_path, weights.version, weights.digest)
         except (EngineError, TimeoutError) as error:
             reason = str(error) or f"no answer within {2 * self._update_timeout_s:g} s"
             self._problem = f" ({reason})"
@@ -188,7 +191,10 @@ class Policy:
         if self._attest is not None:
             await self._attest(weights)
         self._applied, self.live = weights, weights.version
-        logger.debug("policy version {} is live after {:.3f} s", weights.version, time.monotonic() - started)
+        self.update_times = {"total_s": time.monotonic() - started}
+        if times is not None:
+            self.update_times |= msgspec.structs.asdict(times)
+        logger.debug("policy version {} is live: {}", weights.version, self.update_times)
         self._health.progress(version=weights.version)
         self._changed.set()
         self._changed = asyncio.Event()

@@ -70,10 +70,27 @@ class ScoreReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ServedWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON body of `GET /inference/admin/weights` and of the reply to `POST`: what the engine says that it serves."""
+    """JSON body of `GET /inference/admin/weights`, and part of the reply to `POST`: what the engine says it serves."""
 
     version: int
     digest: str
+
+
+class UpdateTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a weight update on one engine, by phase."""
+
+    transfer_s: float
+    """Reading or fetching the version and checking every hash; requests are served meanwhile."""
+    pause_s: float
+    """Waiting until nothing is decoded."""
+    apply_s: float
+    """Putting it into the model and reading it back; nothing is decoded meanwhile."""
+
+
+class AppliedWeights(ServedWeights, frozen=True, kw_only=True, omit_defaults=True):
+    """JSON reply to `POST /inference/admin/weights`."""
+
+    times: UpdateTimes | None = None
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

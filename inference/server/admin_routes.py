@@ -9,7 +9,8 @@ from loguru import logger
 from inference.errors import BadRequest, InferenceError, WeightsRefused
 from inference.server.errors_json import Handler, error_response, json_response
 from inference.server.state import STATE
-from transport.generation import ApplyWeights, ServedWeights
+from inference.update_times import describe, phases_of
+from transport.generation import AppliedWeights, ApplyWeights, ServedWeights
 
 ADMIN_PREFIX = "/inference/admin/"
 
@@ -41,15 +42,15 @@ async def apply_weights(request: web.Request) -> web.Response:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"not a valid ApplyWeights: {error}") from error
     try:
-        with state.metrics.weight_update_seconds.time():
-            served = await state.engine.apply_weights(asked.manifest_path, asked.version)
+        served = await state.engine.apply_weights(asked.manifest_path, asked.version)
     except InferenceError as error:
         state.metrics.weight_updates.labels("refused" if isinstance(error, WeightsRefused) else "failed").inc()
         logger.warning(f"weights refused, version {state.engine.served.version} stays in service: {error}")
         raise
     state.metrics.weight_updates.labels("applied").inc()
+    state.metrics.time_update(state.engine.last_update)
     _log_version(request, served)
-    return json_response(served)
+    return json_response(AppliedWeights(version=served.version, digest=served.digest, times=state.engine.last_update))
 
 
 async def pause(request: web.Request) -> web.Response:
@@ -66,7 +67,8 @@ def _log_version(request: web.Request, served: ServedWeights) -> None:
     """One line, and one row of metrics, per policy version."""
     state = request.app[STATE]
     stats = state.engine.stats
-    logger.info(f"serving version {served.version} ({served.digest[:8]}), {stats.running} requests in flight")
+    phases = describe(state.engine.last_update)
+    logger.info(f"serving version {served.version} ({served.digest[:8]}), {stats.running} requests in flight{phases}")
     if state.metric_log is not None:
         state.metric_log.log(
             served.version,
@@ -76,5 +78,6 @@ def _log_version(request: web.Request, served: ServedWeights) -> None:
                 "decode_steps": stats.decode_steps,
                 "sampled_tokens": stats.sampled_tokens,
                 "prefilled_tokens": stats.prefilled_tokens,
+                **{f"update/{phase}": seconds for phase, seconds in phases_of(state.engine.last_update).items()},
             },
         )

@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from inference.server.errors_json import json_response
 from inference.server.state import STATE, ServerState
+from inference.update_times import phases_of
 from runtime.health import Status
 
 
@@ -88,4 +89,5 @@ def _engine_facts(state: ServerState) -> dict[str, object]:
         "max_batch_size": limits.max_batch_size,
         "max_model_len": limits.max_model_len,
         "vocab_size": limits.vocab_size,
+        "last_update": phases_of(engine.last_update),
     }

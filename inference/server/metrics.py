@@ -7,7 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from inference.engine import EngineStats
-from transport.generation import ServedWeights
+from inference.update_times import phases_of
+from transport.generation import ServedWeights, UpdateTimes
 
 _PREFIX = "tandem_inference_"
 EngineReader = Callable[[], tuple[EngineStats, ServedWeights] | None]
@@ -30,8 +31,13 @@ class ServerMetrics:
             f"{_PREFIX}weight_updates", "Weight updates asked for", ["outcome"], registry=self.registry
         )
         self.weight_update_seconds = Histogram(
-            f"{_PREFIX}weight_update_seconds", "Time to verify and swap weights", registry=self.registry
+            f"{_PREFIX}weight_update_seconds", "Time of weight updates, by phase", ["phase"], registry=self.registry
         )
+
+    def time_update(self, times: UpdateTimes | None) -> None:
+        """Count an update that was applied."""
+        for phase, seconds in phases_of(times).items():
+            self.weight_update_seconds.labels(phase.removesuffix("_s")).observe(seconds)
 
     def watch(self, read: EngineReader) -> None:
         """Also report what `read` says at each scrape (None: not loaded)."""

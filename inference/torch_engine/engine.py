@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from inference.torch_engine.inbox import Abort, Add, Inbox, Score, SetPaused, St
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import VerifiedWeights
-from transport.generation import ServedWeights
+from transport.generation import ServedWeights, UpdateTimes
 
 _T = TypeVar("_T")
 _SEED_MASK = 2**64 - 1
@@ -41,6 +42,7 @@ class TorchEngine:
         self.limits = limits
         self.eos_token_ids = eos_token_ids
         self.failure: Exception | None = None
+        self.last_update: UpdateTimes | None = None
         self._decoder = decoder
         self._seed = seed
         self._intake = intake
@@ -103,12 +105,18 @@ class TorchEngine:
         """See `Engine`."""
         async with self._swapping:
             self._check_open()
+            started = time.monotonic()
             given_up = threading.Event()
             try:
                 weights = await asyncio.to_thread(self._receive, str(location), version, given_up)
             finally:
                 given_up.set()  # a caller that went away leaves no transfer behind
-            return await self._ask(lambda reply: Swap(weights, reply))
+            received = time.monotonic()
+            swapped: tuple[ServedWeights, float] = await self._ask(lambda reply: Swap(weights, reply))
+            served, apply_s = swapped
+            pause_s = max(0.0, time.monotonic() - received - apply_s)
+            self.last_update = UpdateTimes(transfer_s=received - started, pause_s=pause_s, apply_s=apply_s)
+            return served
 
     async def set_paused(self, paused: bool) -> bool:
         """Stop or resume decoding. Requests are accepted and wait; none is lost."""

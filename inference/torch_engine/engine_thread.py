@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
@@ -70,7 +71,9 @@ class EngineThread:
             case Abort(key):
                 self._decoder.abort(key)
             case Swap(weights, reply):
-                self._answer(reply, self._decoder.swap(weights))
+                started = time.monotonic()
+                served = self._decoder.swap(weights)
+                self._answer(reply, (served, time.monotonic() - started))
             case Score(job, reply):
                 self._answer(reply, self._decoder.score(job))
             case SetPaused(paused, reply):

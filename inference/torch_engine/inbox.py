@@ -30,10 +30,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Serve other weights; the reply says what is served afterwards."""
+    """Serve other weights; the reply says what is served afterwards, and in how many seconds they were put in."""
 
     weights: VerifiedWeights
-    reply: "asyncio.Future[ServedWeights]"
+    reply: "asyncio.Future[tuple[ServedWeights, float]]"
 
 
 @dataclass(frozen=True, slots=True)

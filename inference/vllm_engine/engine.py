@@ -22,7 +22,7 @@ from inference.errors import NonFiniteLogits, QueueFull, Unavailable, WeightsRef
 from inference.generation import Completion, Job
 from inference.vllm_engine.adapter_shelf import AdapterShelf, LoadedAdapter
 from inference.vllm_engine.settings import PauseMode
-from transport.generation import FinishReason, ServedWeights
+from transport.generation import FinishReason, ServedWeights, UpdateTimes
 from transport.sample import VersionSpan
 
 logger = init_logger("vllm.tandem")
@@ -50,8 +50,7 @@ class VllmEngine:
         self.served = start
         self.failure: Exception | None = None
         self.last_progress = time.monotonic()
-        self.timings: dict[str, float] = {}
-        """Seconds of the last update, by phase."""
+        self.last_update: UpdateTimes | None = None
         self._client = client
         self._start = start
         self._pause_mode = pause_mode
@@ -126,7 +125,9 @@ class VllmEngine:
                 self.served = await self.read_served()
             except Exception as error:  # the model may hold parts of both versions: nothing may be sampled from it
                 raise self._died(error) from error
-            self.timings = {"stage_s": staged - started, "pause_s": paused - staged, "apply_s": swapped - paused}
+            self.last_update = UpdateTimes(
+                transfer_s=staged - started, pause_s=paused - staged, apply_s=swapped - paused
+            )
             self.last_progress = time.monotonic()
             return self.served
 

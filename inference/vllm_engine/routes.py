@@ -20,9 +20,10 @@ from inference.errors import (
     WeightsRefused,
 )
 from inference.requests import decode_generate, job_of, reply_of
+from inference.update_times import describe, phases_of
 from inference.vllm_engine.engine import VllmEngine, logger
 from transport.codec import encode
-from transport.generation import MSGPACK, ApplyWeights, GenerateRequest
+from transport.generation import MSGPACK, AppliedWeights, ApplyWeights, GenerateRequest
 
 MAX_BODY_BYTES = 16 * 2**20
 DISCONNECT_POLL_S = 1.0
@@ -105,7 +106,7 @@ class Routes:
             "vocab_size": limits.vocab_size,
             "progress_age_s": round(time.monotonic() - engine.last_progress, 3),
             "waiting_for": "new weights" if stats.swapping else "resume" if stats.paused else "",
-            "last_update": {phase: round(seconds, 4) for phase, seconds in engine.timings.items()},
+            "last_update": phases_of(engine.last_update),
         }
         return json_response(report, 200 if engine.is_alive else 503)
 
@@ -140,9 +141,9 @@ class Routes:
         except WeightsRefused as error:
             logger.warning("weights refused, version %d stays in service: %s", self._engine.served.version, error)
             raise
-        phases = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in self._engine.timings.items())
-        logger.info("serving version %d (%s): %s", served.version, served.digest[:8], phases)
-        return json_response(served)
+        times = self._engine.last_update
+        logger.info("serving version %d (%s)%s", served.version, served.digest[:8], describe(times))
+        return json_response(AppliedWeights(version=served.version, digest=served.digest, times=times))
 
     @errors_as_json
     @needs_token

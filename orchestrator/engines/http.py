@@ -21,10 +21,10 @@ from orchestrator.engines.http_client import EngineClient, new_session
 from orchestrator.engines.load import EngineLoad, total_load
 from orchestrator.engines.pool import EnginePool
 from orchestrator.engines.protocol import EngineError
-from orchestrator.engines.replica import Replica, ReplicaClient, Target
+from orchestrator.engines.replica import Replica, ReplicaClient, Target, slowest
 from orchestrator.engines.retry import TemporaryError, retrying
 from orchestrator.engines.validation import check_reply
-from transport.generation import GenerateReply, GenerateRequest, ServedWeights
+from transport.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
 
 HEALTH_POLL_S = 0.2
 Connect = Callable[[aiohttp.ClientSession, str], ReplicaClient]
@@ -82,7 +82,7 @@ class HttpEngine:
         reply: GenerateReply = await retrying(self._config.max_retries)(self._generate, request)
         return reply
 
-    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
+    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> UpdateTimes | None:
         """See `Engine`."""
         target = self._wanted = Target(ServedWeights(version=version, digest=digest), manifest_path)
         asked = self._pool.in_service()
@@ -98,6 +98,7 @@ class HttpEngine:
         for replica in self._pool.in_service():
             if replica.seen_version < version:
                 self._pool.leave(replica, f"it came back with version {replica.seen_version} while {version} was given")
+        return slowest(replica.last_update for replica in asked)
 
     async def witness(self, request: GenerateRequest) -> dict[str, GenerateReply]:
         """See `Engine`."""

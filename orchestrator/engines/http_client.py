@@ -15,6 +15,7 @@ from transport.generation import (
     MSGPACK,
     SCORE_PATH,
     WEIGHTS_PATH,
+    AppliedWeights,
     ApplyWeights,
     GenerateReply,
     GenerateRequest,
@@ -28,6 +29,7 @@ _T = TypeVar("_T")
 _MSGPACK_HEADERS = {"Content-Type": MSGPACK}
 _reply_decoder = msgspec.msgpack.Decoder(GenerateReply)
 _served_decoder = msgspec.json.Decoder(ServedWeights)
+_applied_decoder = msgspec.json.Decoder(AppliedWeights)
 
 
 class EngineHealth(msgspec.Struct, frozen=True):
@@ -82,13 +84,15 @@ class EngineClient:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise InvalidResponse(f"reply to {request.request_id} does not decode: {error}") from error
 
-    async def apply_weights(self, order: ApplyWeights, digest: str, timeout_s: float) -> ServedWeights:
+    async def apply_weights(self, order: ApplyWeights, digest: str, timeout_s: float) -> AppliedWeights:
         """See `ReplicaClient`. The engine computes the digest itself."""
-        return await self._admin("POST", timeout_s, msgspec.json.encode(order))
+        payload = await self._admin("POST", timeout_s, msgspec.json.encode(order))
+        return self._decode(_applied_decoder, payload, self.url + WEIGHTS_PATH)
 
     async def served_weights(self, timeout_s: float) -> ServedWeights:
         """What the engine says it serves."""
-        return await self._admin("GET", min(timeout_s, HEALTH_TIMEOUT_S))
+        payload = await self._admin("GET", min(timeout_s, HEALTH_TIMEOUT_S))
+        return self._decode(_served_decoder, payload, self.url + WEIGHTS_PATH)
 
     async def health(self) -> EngineHealth:
         """Raises `EngineError`, with what the engine says, while it is not ready."""
@@ -99,9 +103,8 @@ class EngineClient:
             raise EngineError(f"the status of {self.url} is {health.status!r}")
         return health
 
-    async def _admin(self, method: str, timeout_s: float, body: bytes | None = None) -> ServedWeights:
-        payload = await self._exchange(method, WEIGHTS_PATH, timeout_s, body, self._admin_headers)
-        return self._decode(_served_decoder, payload, self.url + WEIGHTS_PATH)
+    async def _admin(self, method: str, timeout_s: float, body: bytes | None = None) -> bytes:
+        return await self._exchange(method, WEIGHTS_PATH, timeout_s, body, self._admin_headers)
 
     async def _exchange(
         self,

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from orchestrator.engines.availability import Availability
 from orchestrator.engines.load import EngineLoad
-from transport.generation import GenerateReply, GenerateRequest, ServedWeights
+from transport.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
 
 
 class EngineError(Exception):
@@ -47,9 +47,10 @@ class Engine(Generator, Protocol):
         Returns at once where nothing can leave."""
         ...
 
-    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
-        """Have every engine in service load and serve `version`, and read version and digest back. Raises `EngineError`
-        that names who does not, and what it serves."""
+    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> UpdateTimes | None:
+        """Have every engine in service load and serve `version`, and read version and digest back. Returns the times
+        of the slowest, if any had to load it. Raises `EngineError` that names who does not serve it, and what it
+        does."""
         ...
 
     async def witness(self, request: GenerateRequest) -> Mapping[str, GenerateReply]:

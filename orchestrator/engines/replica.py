@@ -1,6 +1,6 @@
 """`Replica`: one engine of a pool: its circuit, how busy it is, and the weights it was seen to serve."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +8,14 @@ from typing import Protocol
 from orchestrator.engines.circuit import Circuit
 from orchestrator.engines.http_client import EngineHealth
 from orchestrator.engines.protocol import EngineError
-from transport.generation import ApplyWeights, GenerateReply, GenerateRequest, ServedWeights
+from transport.generation import (
+    AppliedWeights,
+    ApplyWeights,
+    GenerateReply,
+    GenerateRequest,
+    ServedWeights,
+    UpdateTimes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Replica:
         """Weight updates that failed, since the last one that did not."""
         self.seen: ServedWeights | None = None
         self.vocab_size = 0
+        self.last_update: UpdateTimes | None = None
+        """How long it took to load what it was given last."""
 
     @property
     def url(self) -> str:
@@ -87,6 +96,9 @@ class Replica:
         if served != expected and target.manifest_path is not None:
             order = ApplyWeights(manifest_path=target.manifest_path, version=expected.version)
             answered = await self.client.apply_weights(order, expected.digest, timeout_s)
+            if isinstance(answered, AppliedWeights):
+                self.last_update = answered.times
+                answered = ServedWeights(version=answered.version, digest=answered.digest)
             served = await self.look(timeout_s)
         if served != expected or answered not in (None, expected):
             said = "" if answered is None else f", answered {_name(answered)}"
@@ -97,6 +109,18 @@ def least_loaded(replicas: Sequence[Replica], now: float) -> Replica:
     """The replica with the least in flight among those that do not rest; among all, if all rest."""
     ready = [replica for replica in replicas if replica.circuit.rests_until <= now]
     return min(ready or replicas, key=lambda replica: replica.num_in_flight)
+
+
+def slowest(updates: Iterable[UpdateTimes | None]) -> UpdateTimes | None:
+    """The longest of each phase; None if nobody was updated."""
+    known = [times for times in updates if times is not None]
+    if not known:
+        return None
+    return UpdateTimes(
+        transfer_s=max(times.transfer_s for times in known),
+        pause_s=max(times.pause_s for times in known),
+        apply_s=max(times.apply_s for times in known),
+    )
 
 
 def _name(weights: ServedWeights) -> str:

@@ -289,9 +289,13 @@ async def test_update_is_read_back_and_changes_what_is_sampled(
 ) -> None:
     before = await generate(http, body(max_tokens=32, temperature=0.0))
     expected = {"version": 3, "digest": model_digest(models[3])}
-    assert await apply(http, server, locations[3], 3) == (200, expected)
+    status, answer = await apply(http, server, locations[3], 3)
+    assert (status, {key: answer[key] for key in expected}) == (200, expected)
     assert await served(http, server) == expected
-    assert (await health(http)).items() >= expected.items()
+    report = await health(http)
+    assert report.items() >= expected.items()
+    phases = {"transfer_s", "pause_s", "apply_s"}
+    assert report["last_update"].keys() == answer["times"].keys() == phases  # type: ignore[attr-defined]
     after = await generate(http, body(max_tokens=32, temperature=0.0))  # same prompt: its prefix was cached
     assert [span.version for span in after.versions] == [3]
     assert before.token_ids.data != after.token_ids.data

@@ -91,6 +91,7 @@ async def test_health_says_what_is_served(client: TestClient, model: PreTrainedM
         "max_model_len": 256,
         "vocab_size": VOCAB_SIZE,
         "waiting_for": "",
+        "last_update": {},
     }
 
 
