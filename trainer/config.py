@@ -93,31 +93,40 @@ class CheckpointConfig(Config):
 class WeightsConfig(Config):
     """Publishing policy versions."""
 
-    channel: Literal["filesystem", "zmq"] = "filesystem"
+    channel: Literal["filesystem", "zmq", "collective"] = "filesystem"
     """How engines get them. `filesystem`: files in the run directory, which engines must see. `zmq`: every rank serves
-    its part from memory; no shared disk."""
+    its part from memory; no shared disk. `collective`: the same, but the bytes are broadcast in torch process groups
+    (gloo, or NCCL between GPUs), which are neither encrypted nor authenticated."""
     keep: int = Field(3, ge=2)
-    """Newest publishes that stay: on disk, or in memory with `zmq`."""
+    """Newest publishes that stay: on disk, or in memory with `zmq` and `collective`."""
     canary: bool = True
     """Compute what each version says to a fixed prompt, so that the orchestrator can tell engines that keep old weights
     (`engines.canary_interval_steps`). Costs one short forward pass per publish."""
     host: str = "127.0.0.1"
-    """`zmq`: address that each rank binds. One that other machines reach needs `keys_dir`."""
+    """Address that each rank binds for `zmq` and `collective`. One that other machines reach needs `keys_dir`."""
     port: int = Field(0, ge=0, le=65535)
-    """`zmq`: TCP port of the first rank; rank r binds port + r. 0: each rank takes a free one."""
+    """TCP port of the first rank for `zmq` and `collective`; rank r binds port + r. 0: each rank takes a free one."""
     advertised_host: str | None = None
-    """`zmq`: name or address under which engines reach this machine; by default `host`, or the machine's own name if
-    that is a wildcard."""
+    """Name or address under which engines reach this machine; by default `host`, or the machine's own name if that is
+    a wildcard."""
     keys_dir: Path | None = None
     """`zmq`: folder of CURVE keys (`rl keys DIR` makes one): `server.*` for the ranks, `client*.public` of every
     engine."""
     insecure: bool = False
-    """`zmq`: bind an address that other machines reach without keys. Logged every minute."""
+    """Bind an address that other machines reach without keys (logged every minute), or with `collective` at all."""
+    broadcast_timeout_s: float = Field(60.0, gt=0)
+    """`collective`: seconds that an engine may take to join a group, or to take a chunk."""
 
     @model_validator(mode="after")
     def _check_exposure(self) -> "WeightsConfig":
-        is_guarded = self.keys_dir is not None or self.insecure or is_local(f"tcp://{self.host}:{self.port}")
-        if self.channel == "zmq" and not is_guarded:
+        if self.channel == "filesystem" or self.insecure or is_local(f"tcp://{self.host}:{self.port}"):
+            return self
+        if self.channel == "collective":
+            raise ValueError(
+                f"weights.host {self.host} is reachable from other machines, and process groups are not protected: "
+                "set weights.insecure = true in a private network, or weights.channel = 'zmq' with keys"
+            )
+        if self.keys_dir is None:
             raise ValueError(
                 f"weights.host {self.host} is reachable from other machines: set weights.keys_dir, "
                 "or weights.insecure = true"

@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 from runtime.errors import UserError
+from trainer.broadcast import Broadcaster
 from trainer.config import WeightsConfig
 from trainer.distributed import Ranks
 from trainer.publish import Publisher
@@ -11,6 +12,7 @@ from trainer.published import WeightChannel
 from trainer.zmq_publish import ZmqPublisher
 from transport.errors import BindError, SecurityError
 from transport.exposure import is_wildcard
+from transport.location import Channel
 from transport.security import CurveKeys
 from transport.weight_server import WeightServer
 from transport.weight_store import WeightStore
@@ -23,22 +25,30 @@ def open_channel(
     """The channel, ready to publish; the caller closes it. Raises `UserError` for keys or an address it cannot use."""
     if config.channel == "filesystem":
         return Publisher(root, run_id, config.keep, ranks, adapter=adapter)
-    return _open_zmq(config, run_id, ranks, adapter)
+    return _open_served(config, run_id, ranks, adapter)
 
 
-def _open_zmq(config: WeightsConfig, run_id: str, ranks: Ranks, adapter: AdapterInfo | None) -> ZmqPublisher:
+def _open_served(config: WeightsConfig, run_id: str, ranks: Ranks, adapter: AdapterInfo | None) -> ZmqPublisher:
     port = config.port + ranks.rank if config.port else 0
     store = WeightStore(config.keep)
+    broadcaster = Broadcaster(config.host, config.advertised_host, ranks.device, config.broadcast_timeout_s)
     try:
         keys = None if config.keys_dir is None else CurveKeys.for_server(config.keys_dir)
         endpoint = f"tcp://{config.host}:{port}"
-        server = WeightServer(endpoint, run_id, store, keys=keys, insecure=config.insecure).__enter__()
+        server = WeightServer(
+            endpoint,
+            run_id,
+            store,
+            keys=keys,
+            insecure=config.insecure,
+            open_group=broadcaster.open if config.channel == "collective" else None,
+        ).__enter__()
     except SecurityError as error:
         raise UserError(f"weights.keys_dir: {error}") from error
     except BindError as error:
         raise UserError(f"{error}; set --weights.port") from error
     address = advertised(server.endpoint, config.advertised_host)
-    return ZmqPublisher(run_id, ranks, store, server, address, adapter)
+    return ZmqPublisher(run_id, ranks, store, server, address, adapter, Channel(config.channel))
 
 
 def advertised(endpoint: str, host: str | None) -> str:

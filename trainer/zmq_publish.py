@@ -1,4 +1,6 @@
-"""`ZmqPublisher`: a policy version in the ranks' memory, served to engines over ZeroMQ. No file, no gather to one rank.
+"""`ZmqPublisher`: a policy version in the ranks' memory, served to engines. No file, no gather to one rank.
+
+The channels `zmq` and `collective` differ only in how the bytes travel (`transport/weight_server.py`, `broadcast.py`).
 
 every rank      copies its byte ranges                               (the optimizer changes the parameters in place)
 every rank      hashes its share of the tensors                      (one whole tensor at a time)
@@ -49,6 +51,7 @@ class ZmqPublisher:
         server: WeightServer,
         address: str,
         adapter: AdapterInfo | None = None,
+        channel: Channel = Channel.ZMQ,
     ) -> None:
         self._run_id = run_id
         self._ranks = ranks
@@ -56,6 +59,7 @@ class ZmqPublisher:
         self._server = server
         self._address = address
         self._adapter = adapter
+        self._channel = channel
         self._closing = ExitStack()
         self._closing.push(server)
 
@@ -75,7 +79,7 @@ class ZmqPublisher:
         self._store.put(offer, data)
         self._ranks.barrier()  # who hears of a version may fetch from every rank
         self._server.check()
-        return PublishedWeights(version, location_of(Channel.ZMQ, shares[0].endpoint), offer.manifest.digest)
+        return PublishedWeights(version, location_of(self._channel, shares[0].endpoint), offer.manifest.digest)
 
     def close(self) -> None:
         """Engines are not served any more."""

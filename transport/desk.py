@@ -19,6 +19,7 @@ from transport.messages import (
     Bye,
     ClientMessage,
     Failure,
+    GetBroadcast,
     GetManifest,
     GetSamples,
     GetWeightBytes,
@@ -101,7 +102,7 @@ class Desk:
             case GetSamples():
                 peer.is_busy = True
                 tasks.create_task(self._get_samples(peer, message))
-            case GetWeights() | GetWeightBytes():
+            case GetWeights() | GetWeightBytes() | GetBroadcast():
                 await self._reply(peer, Failure(seq=message.seq, reason="this is a batch server: it has no weights"))
             case Hello():
                 raise AssertionError("Hello is handled before dispatch")

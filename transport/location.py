@@ -2,6 +2,7 @@
 
 /runs/a/weights/v00000012/manifest.json     files that trainer and engines both see
 zmq:tcp://10.0.0.1:29700                    the weight server of the trainer's first rank
+collective:tcp://10.0.0.1:29700             the same; the bytes come over a torch process group
 """
 
 from enum import StrEnum
@@ -14,6 +15,8 @@ class Channel(StrEnum):
     """Safetensors files on a disk that both see."""
     ZMQ = "zmq"
     """From the memory of the trainer's ranks, over ZeroMQ."""
+    COLLECTIVE = "collective"
+    """From the memory of the trainer's ranks, by broadcast in a torch process group; ZeroMQ only makes the date."""
 
 
 def location_of(channel: Channel, address: str) -> str:

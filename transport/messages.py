@@ -12,7 +12,7 @@ import msgspec
 from transport.canary import Canary
 from transport.manifest import BatchManifest
 from transport.tensor import EncodedTensor
-from transport.weights import WeightOffer
+from transport.weights import BroadcastGroup, WeightOffer
 
 
 class _Message(
@@ -86,6 +86,12 @@ class GetWeightBytes(_Message, frozen=True, tag="get_weight_bytes"):
     num_bytes: int
 
 
+class GetBroadcast(_Message, frozen=True, tag="get_broadcast"):
+    """To a weight server: broadcast all that it holds of `version`, once, to whoever asks. Answered by `Broadcast`."""
+
+    version: int
+
+
 class Ping(_Message, frozen=True, tag="ping"):
     """Heartbeat; `waiting_for` is what the sender waits for, for people. Answered by `Pong`."""
 
@@ -154,6 +160,12 @@ class WeightBytes(_Message, frozen=True, tag="weight_bytes"):
     """xxh3_64 of the frame."""
 
 
+class Broadcast(_Message, frozen=True, tag="broadcast"):
+    """The server waits in this group, for this engine alone."""
+
+    group: BroadcastGroup
+
+
 class Ack(_Message, frozen=True, tag="ack"):
     """Done. Repeating an acknowledged message changes nothing."""
 
@@ -170,7 +182,7 @@ class Failure(_Message, frozen=True, tag="failure"):
     reason: str
 
 
-WeightRequest = GetWeights | GetWeightBytes
+WeightRequest = GetWeights | GetWeightBytes | GetBroadcast
 ClientMessage = Hello | GetManifest | GetSamples | Trained | Committed | WeightsPublished | WeightRequest | Ping | Bye
 ServerMessage = (
     Welcome
@@ -182,6 +194,7 @@ ServerMessage = (
     | Samples
     | Weights
     | WeightBytes
+    | Broadcast
     | Ack
     | Pong
     | Failure

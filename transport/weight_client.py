@@ -9,7 +9,7 @@ than `timeout_s`, and a caller that lost interest end it.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,8 +24,10 @@ from transport.limits import Limits
 from transport.link import Link
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import (
+    Broadcast,
     ClientMessage,
     Failure,
+    GetBroadcast,
     GetWeightBytes,
     GetWeights,
     Hello,
@@ -33,7 +35,7 @@ from transport.messages import (
     Weights,
 )
 from transport.security import CurveKeys
-from transport.weights import WeightManifest, WeightOffer, check_offer, hash_bytes
+from transport.weights import BroadcastGroup, WeightManifest, WeightOffer, check_offer, hash_bytes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -41,6 +43,10 @@ _MAX_TRIES = 3
 """Tries for a chunk whose bytes do not have the promised hash."""
 _MAX_THREADS = 8
 """Ranks that are fetched from side by side."""
+
+
+JoinGroup = Callable[[BroadcastGroup, int, float], Iterator[Bytes]]
+"""Join a group and yield that many bytes as they come; each step may take the given seconds. Raises `WeightsError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class FetchSettings:
     peer_timeout_s: float = 3.0
     chunk_bytes: int = 8 << 20
     max_bytes: int = 1 << 40
+    join: "JoinGroup | None" = None
+    """Given: the bytes are broadcast in a group that this joins, instead of coming chunk by chunk over ZeroMQ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,13 @@ class _Rank:
                 return np.frombuffer(frames[0], np.uint8)
         raise WeightsError(f"bytes from {offset} on arrived damaged from {self.endpoint} {_MAX_TRIES} times")
 
+    def broadcast(self, version: int) -> BroadcastGroup:
+        """The group in which it waits to broadcast all that it holds."""
+        reply, _ = self._ask(lambda seq: GetBroadcast(seq=seq, version=version))
+        if not isinstance(reply, Broadcast):
+            raise WeightsError(f"{self.endpoint} answered GetBroadcast with {type(reply).__name__}")
+        return reply.group
+
     def _ask(self, make: Callable[[int], ClientMessage]) -> "tuple[object, list[memoryview]]":
         self._rules.check()
         remaining_s = max(0.1, self._rules.deadline - time.monotonic())
@@ -175,10 +190,20 @@ def _fetch_from(rank: _Rank, number: int, offer: WeightOffer, data: dict[str, By
         for piece in offer.ranges
         if piece.server == number
     ]
-    num_bytes, chunk_bytes = sum(target.nbytes for target in targets), rules.settings.chunk_bytes
     scatter = Scatter(targets)
-    for start in range(0, num_bytes, chunk_bytes):
-        scatter.take(rank.read(offer.manifest.version, start, min(chunk_bytes, num_bytes - start)))
+    for chunk in _chunks(rank, offer.manifest.version, sum(target.nbytes for target in targets), rules):
+        rules.check()
+        scatter.take(chunk)
+
+
+def _chunks(rank: _Rank, version: int, num_bytes: int, rules: _Rules) -> Iterator[Bytes]:
+    """What a rank holds, in order."""
+    settings = rules.settings
+    if num_bytes and settings.join is not None:
+        yield from settings.join(rank.broadcast(version), num_bytes, settings.lost_timeout_s)
+        return
+    for start in range(0, num_bytes, settings.chunk_bytes):
+        yield rank.read(version, start, min(settings.chunk_bytes, num_bytes - start))
 
 
 class Scatter:

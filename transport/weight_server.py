@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from types import TracebackType
 
 import xxhash
@@ -23,9 +24,11 @@ from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import (
     Ack,
+    Broadcast,
     Bye,
     ClientMessage,
     Failure,
+    GetBroadcast,
     GetWeightBytes,
     GetWeights,
     Hello,
@@ -42,12 +45,15 @@ from transport.rejections import Reason
 from transport.router import Incoming, Router
 from transport.security import CurveKeys, check_bind
 from transport.weight_store import WeightStore
+from transport.weights import BroadcastGroup
 
 _START_S = 30.0
 _JOIN_S = 10.0
 _INSECURE_WARNING_S = 60.0
 _MAX_RUN_ID_CHARS = 100
 Reply = tuple[ServerMessage, list[memoryview]]
+OpenGroup = Callable[[memoryview], BroadcastGroup]
+"""Begin to broadcast these bytes in a group of two, without waiting. Raises `WeightsError` if it cannot."""
 
 
 class WeightServer:
@@ -66,11 +72,13 @@ class WeightServer:
         insecure: bool = False,
         limits: Limits | None = None,
         peer_timeout_s: float = 3.0,
+        open_group: OpenGroup | None = None,
     ) -> None:
         check_bind(endpoint, keys, insecure)
         self.endpoint = endpoint
         self._run_id = run_id
         self._store = store
+        self._open_group = open_group
         self._keys = keys
         self._limits = limits or Limits()
         self._peer_timeout_s = peer_timeout_s
@@ -150,7 +158,7 @@ class WeightServer:
             del self._engines[incoming.identity]
             return Ack(seq=message.seq), []
         try:
-            return answer(self._store, self._limits, message)
+            return answer(self._store, self._limits, message, self._open_group)
         except WeightsError as error:
             return Failure(seq=message.seq, reason=str(error)), []
 
@@ -188,7 +196,7 @@ def refusal(run_id: str, hello: Hello) -> str | None:
     return None
 
 
-def answer(store: WeightStore, limits: Limits, message: ClientMessage) -> Reply:
+def answer(store: WeightStore, limits: Limits, message: ClientMessage, open_group: OpenGroup | None = None) -> Reply:
     """The answer to an engine that was greeted. Raises `WeightsError` for what is not held here."""
     match message:
         case GetWeights(seq=seq, version=version):
@@ -198,7 +206,9 @@ def answer(store: WeightStore, limits: Limits, message: ClientMessage) -> Reply:
         case GetWeightBytes(seq=seq, version=version, offset=offset, num_bytes=num_bytes):
             data = store.read(version, offset, num_bytes)
             return WeightBytes(seq=seq, hash=xxhash.xxh3_64_intdigest(data)), [data]
+        case GetBroadcast(seq=seq, version=version) if open_group is not None:
+            return Broadcast(seq=seq, group=open_group(store.all(version))), []
         case Ping(seq=seq):
             return Pong(seq=seq), []
         case other:
-            return Failure(seq=other.seq, reason="this is a weight server: it has no batches"), []
+            return Failure(seq=other.seq, reason="this weight server has no such thing"), []

@@ -38,10 +38,14 @@ class WeightStore:
 
     def read(self, version: int, offset: int, num_bytes: int) -> memoryview:
         """A view of some of the bytes. Raises `WeightsError` if this rank does not hold them all."""
-        data = memoryview(self._find(version)[1])
+        data = self.all(version)
         if offset < 0 or num_bytes <= 0 or offset + num_bytes > data.nbytes:
             raise WeightsError(f"bytes {offset} to {offset + num_bytes} are not held here: there are {data.nbytes}")
         return data[offset : offset + num_bytes]
+
+    def all(self, version: int) -> memoryview:
+        """A view of all bytes that this rank holds of a version."""
+        return memoryview(self._find(version)[1])
 
     def _find(self, version: int) -> tuple[WeightOffer, Buffer]:
         with self._lock:

@@ -91,6 +91,20 @@ class WeightOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """They cover every byte of every tensor exactly once."""
 
 
+class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A torch process group of two that a trainer rank has opened: it is rank 0 and root, the engine is rank 1."""
+
+    host: str
+    port: int
+    """Where its store listens."""
+    backend: str
+    """`gloo`, `nccl`, ..."""
+    chunk_bytes: int
+    """Size of each broadcast but the last, as uint8."""
+    timeout_s: float
+    """How long the root waits for the engine, in each step."""
+
+
 def hash_bytes(data: bytes | memoryview) -> str:
     """The hash used for shards and tensors."""
     return xxhash.xxh3_128_hexdigest(data)

@@ -33,7 +33,7 @@ def load_engine(config: InferenceConfig) -> StartEngine:
     )
     decoder = Decoder(model, limits.max_batch_size, limits.max_model_len)
     eos = eos_token_ids(config.model.path)
-    intake = WeightIntake(config.run.name, fetch_settings(config.weights))
+    intake = WeightIntake(config.run.name, fetch_settings(config.weights), model.hf.device)
 
     def start(on_progress: Callable[[], None]) -> tuple[TorchEngine, ChatTokenizer]:
         engine = TorchEngine(

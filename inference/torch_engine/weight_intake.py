@@ -1,7 +1,8 @@
 """`WeightIntake`: a publish in memory, whole and checked, from whichever channel. No model changes here."""
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from inference.config import WeightsConfig
 from inference.errors import WeightsRefused
+from inference.torch_engine.broadcast_intake import join_broadcast
 from inference.torch_engine.weights import VerifiedWeights, read_publish
 from runtime.errors import UserError
 from transport.errors import SecurityError, TransportError
@@ -24,14 +26,19 @@ class WeightIntake:
 
     run_id: str
     settings: FetchSettings = field(default_factory=FetchSettings)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where the model is."""
 
     def receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
         """All of `version`. Blocks; setting `given_up` ends a transfer soon. Raises `WeightsRefused`."""
         channel, address = parse_location(location)
         if channel is Channel.FILESYSTEM:
             return read_publish(Path(address), version=version, run_id=self.run_id)
+        settings = self.settings
+        if channel is Channel.COLLECTIVE:
+            settings = replace(settings, join=partial(join_broadcast, device=self.device))
         try:
-            fetched = fetch_weights(address, self.run_id, version, self.settings, given_up)
+            fetched = fetch_weights(address, self.run_id, version, settings, given_up)
         except TransportError as error:
             raise WeightsRefused(f"version {version} is not loaded: {error}") from error
         manifest = fetched.manifest

@@ -60,7 +60,7 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         self._given_up = threading.Event()
         settings = settings_from_environment()
         weights = WeightsConfig.model_validate_json(settings.weights)
-        self._intake = WeightIntake(settings.run_id, fetch_settings(weights))
+        self._intake = WeightIntake(settings.run_id, fetch_settings(weights), device)
 
     def stage(self, location: str, version: int) -> None:
         """Begin to fetch and check a publish; `staging` says how it went."""

@@ -14,10 +14,12 @@ from transport.batch_file import file_chunks
 from transport.codec import encode, int32
 from transport.messages import (
     Ack,
+    Broadcast,
     Bye,
     Committed,
     EndOfRun,
     Failure,
+    GetBroadcast,
     GetManifest,
     GetSamples,
     GetWeightBytes,
@@ -38,7 +40,7 @@ from transport.messages import (
 )
 from transport.sample import TrainingSample, VersionSpan
 from transport.tensor import EncodedTensor
-from transport.weights import ShardEntry, TensorEntry, WeightManifest, WeightOffer, WeightRange
+from transport.weights import BroadcastGroup, ShardEntry, TensorEntry, WeightManifest, WeightOffer, WeightRange
 
 FOLDER = Path(__file__).parent / "schema_2"
 BATCH_NAME = "batch.batch"
@@ -106,6 +108,11 @@ def offer() -> WeightOffer:
     )
 
 
+def group() -> BroadcastGroup:
+    """A process group that waits for an engine."""
+    return BroadcastGroup(host="10.0.0.1", port=4711, backend="gloo", chunk_bytes=64, timeout_s=60.0)
+
+
 def messages() -> dict[str, msgspec.Struct]:
     """One of each message, by its tag."""
     return {
@@ -117,6 +124,7 @@ def messages() -> dict[str, msgspec.Struct]:
         "weights_published": WeightsPublished(seq=6, version=12, manifest_path="/w/v12/manifest.json", digest="ab"),
         "get_weights": GetWeights(seq=9, version=12),
         "get_weight_bytes": GetWeightBytes(seq=10, version=12, offset=8, num_bytes=16),
+        "get_broadcast": GetBroadcast(seq=11, version=12),
         "ping": Ping(seq=7, waiting_for="batch 13"),
         "bye": Bye(seq=8, reason="done"),
         "welcome": Welcome(seq=1, schema_version=2, next_step=12),
@@ -128,6 +136,7 @@ def messages() -> dict[str, msgspec.Struct]:
         "samples": Samples(seq=3, step=12),
         "weights": Weights(seq=9, offer=offer()),
         "weight_bytes": WeightBytes(seq=10, hash=2**63),
+        "broadcast": Broadcast(seq=11, group=group()),
         "ack": Ack(seq=4),
         "pong": Pong(seq=7),
         "failure": Failure(seq=3, reason="batch 3 was retired"),

@@ -28,6 +28,7 @@ from tests.inference.contract_server import (
 )
 from tests.inference.tiny import VOCAB_SIZE, publish, score
 from tests.transport.weight_ranks import Tensors, WeightRanks
+from trainer.broadcast import Broadcaster
 from transport.codec import encode
 from transport.generation import (
     GENERATE_PATH,
@@ -39,6 +40,7 @@ from transport.generation import (
     GenerateReply,
     GenerateRequest,
 )
+from transport.location import Channel, location_of
 from transport.tensor import EncodedTensor
 from transport.weights import read_weight_manifest
 
@@ -78,18 +80,22 @@ def manifests(folder: Path, models: dict[int, PreTrainedModel]) -> dict[int, Pat
 @pytest.fixture(scope="module")
 def ranks(models: dict[int, PreTrainedModel]) -> Iterator[WeightRanks]:
     """Two trainer ranks that serve every version from memory."""
-    with WeightRanks(2) as ranks:
+    with WeightRanks(2, open_group=broadcaster().open) as ranks:
         for version, model in models.items():
             ranks.put(tensors_of(model), version)
         yield ranks
 
 
-@pytest.fixture(params=["filesystem", "zmq"])
+@pytest.fixture(params=["filesystem", "zmq", "collective"])
 def locations(request: pytest.FixtureRequest, manifests: dict[int, Path], ranks: WeightRanks) -> dict[int, str]:
     """Where every version is, on each channel."""
-    if request.param == "zmq":
-        return dict.fromkeys(manifests, ranks.location)
-    return {version: str(path) for version, path in manifests.items()}
+    if request.param == "filesystem":
+        return {version: str(path) for version, path in manifests.items()}
+    return dict.fromkeys(manifests, location_of(Channel(request.param), ranks.endpoints[0]))
+
+
+def broadcaster() -> Broadcaster:
+    return Broadcaster("127.0.0.1", None, torch.device("cpu"), timeout_s=60)
 
 
 def tensors_of(model: PreTrainedModel) -> Tensors:
@@ -338,10 +344,12 @@ async def test_damaged_publish_is_409_and_the_old_weights_serve(
     assert_exact(models, PROMPT, reply)
 
 
+@pytest.mark.parametrize("channel", ["zmq", "collective"])
 async def test_damaged_or_lost_transfer_is_409_and_the_old_weights_serve(
-    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel]
+    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], channel: str
 ) -> None:
-    with WeightRanks(2) as ranks:
+    options = {"open_group": broadcaster().open} if channel == "collective" else {}
+    with WeightRanks(2, **options) as ranks:
         location = ranks.put(tensors_of(models[1]), 1, damage=True)
         assert (await apply(http, server, location, 1))[0] == 409
         assert (await apply(http, server, location, 2))[0] == 409

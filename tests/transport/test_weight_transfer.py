@@ -112,7 +112,7 @@ def test_peer_of_another_schema_is_refused_by_name() -> None:
 
 def test_question_for_batches_is_answered_with_a_failure() -> None:
     reply, _ = answer(WeightStore(2), Limits(), GetManifest(seq=3, step=1))
-    assert reply == Failure(seq=3, reason="this is a weight server: it has no batches")
+    assert reply == Failure(seq=3, reason="this weight server has no such thing")
 
 
 def test_only_keys_on_the_allow_list_are_served(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`WeightRanks`: the weight servers of a few ranks, each with its rows of every tensor. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -39,9 +39,18 @@ def make_offer(
 class WeightRanks:
     """`with WeightRanks(2) as ranks: ranks.put(tensors, 1)`; engines fetch from `ranks.location`."""
 
-    def __init__(self, num_ranks: int = 2, *, run_id: str = "default", keep: int = 99, **options: object) -> None:
-        self.stores = [WeightStore(keep) for _ in range(num_ranks)]
+    def __init__(
+        self,
+        num_ranks: int = 2,
+        *,
+        run_id: str = "default",
+        keep: int = 99,
+        stores: Sequence[WeightStore] = (),
+        **options: object,
+    ) -> None:
+        self.stores = stores or [WeightStore(keep) for _ in range(num_ranks)]
         self.run_id = run_id
+        self._channel = Channel.COLLECTIVE if "open_group" in options else Channel.ZMQ
         self.servers = [
             WeightServer("tcp://127.0.0.1:0", run_id, store, **options)  # type: ignore[arg-type]
             for store in self.stores
@@ -64,7 +73,7 @@ class WeightRanks:
 
     @property
     def location(self) -> str:
-        return location_of(Channel.ZMQ, self.endpoints[0])
+        return location_of(self._channel, self.endpoints[0])
 
     def put(self, tensors: Tensors, version: int, *, damage: bool = False, via: tuple[str, ...] | None = None) -> str:
         """Serve a version; its location. `damage` flips a byte after the hashes were made, `via` names proxies."""
@@ -72,5 +81,5 @@ class WeightRanks:
         if damage:
             held[-1] = held[-1][:-1] + bytes([held[-1][-1] ^ 1])
         for store, data in zip(self.stores, held, strict=True):
-            store.put(offer, data)
+            store.put(offer, bytearray(data))
         return self.location

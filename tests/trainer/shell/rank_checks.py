@@ -14,7 +14,7 @@ from trainer.config import WeightsConfig
 from trainer.distributed import Ranks, join
 from trainer.errors import RankMismatch
 from trainer.weight_channel import open_channel
-from transport.location import parse_location
+from transport.location import Channel, parse_location
 from transport.weight_client import FetchSettings, fetch_weights
 
 
@@ -45,10 +45,11 @@ def publish_and_fetch(ranks: Ranks) -> None:
     mesh = ranks.mesh()
     assert mesh is not None
     fully_shard(model, mesh=mesh)
-    with closing(open_channel(WeightsConfig(channel="zmq"), Path(), "run", ranks)) as channel:
+    with closing(open_channel(WeightsConfig(channel="collective"), Path(), "run", ranks)) as channel:
         published = channel.publish(model, 3)
-        address = parse_location(published.location)[1]
-        settings = FetchSettings(chunk_bytes=16, lost_timeout_s=60, peer_timeout_s=10)
+        kind, address = parse_location(published.location)
+        assert kind is Channel.COLLECTIVE
+        settings = FetchSettings(chunk_bytes=16, lost_timeout_s=60, peer_timeout_s=10)  # over ZeroMQ all the same
         fetched = fetch_weights(address, "run", 3, settings, threading.Event())
         expected = {name: value.numpy().tobytes() for name, value in whole.state_dict().items()}
         assert {name: data.tobytes() for name, data in fetched.data.items()} == expected
