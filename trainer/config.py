@@ -52,12 +52,17 @@ class ModelConfig(Config):
 
 
 class OptimizerConfig(Config):
-    """AdamW."""
+    """AdamW, or Muon beside it."""
 
+    type: Literal["adamw", "muon"] = "adamw"
+    """`muon`: Muon for the matrices of the layers, AdamW for the rest (embedding, head, norms, biases). One rank only,
+    and not for adapters. A critic always has AdamW."""
     lr: float = Field(1e-6, gt=0)
-    """Peak learning rate."""
+    """Peak learning rate; Muon's steps are scaled to the size of AdamW's, so one rate serves both."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Decay rate of Muon's momentum; no meaning for AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the moments."""
+    """Decay rates of AdamW's moments."""
     eps: float = Field(1e-8, gt=0)
     """Term that keeps the update finite."""
     weight_decay: float = Field(0.0, ge=0)
@@ -273,6 +278,8 @@ class TrainerConfig(ServiceConfig):
             raise ValueError(
                 "parallel.cp cannot be used with a vision-language model: an image would be cut between ranks"
             )
+        if self.optimizer.type == "muon" and self.model.lora is not None:
+            raise ValueError("optimizer.type = 'muon' is for whole matrices: an adapter (model.lora) needs 'adamw'")
         if self.schedule.type != "constant" and self.max_steps is None:
             raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
         return self

@@ -1,27 +1,84 @@
-"""AdamW, with its state made at once instead of at the first step.
+"""AdamW, or Muon beside it, with state made at once instead of at the first step.
 
 An optimizer whose moments exist from the start has the same shape before and after any step, so a checkpoint is saved
 and loaded in place, parameter by parameter, without special cases.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from runtime.errors import UserError
 from trainer.config import OptimizerConfig
+from trainer.errors import ModelUnusable
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters of `model`, moments zero."""
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """An optimizer of the trainable parameters of `model`, moments zero. Raises `UserError` if it cannot be."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if config.type == "adamw":
+        return _adamw(trainable, config)
+    matrices = layer_matrices(model)
+    chosen = {id(parameter) for parameter in matrices}
+    rest = [parameter for parameter in trainable if id(parameter) not in chosen]
+    return OptimizerPair(_muon(matrices, config), _adamw(rest, config))
+
+
+class OptimizerPair(torch.optim.Optimizer):
+    """Two optimizers of different parameters that step as one. Groups and state are theirs, not copies."""
+
+    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
+        super().__init__([*first.param_groups, *second.param_groups], {})
+        self._parts = first, second
+        self.param_groups = [*first.param_groups, *second.param_groups]
+        self.state.update(first.state)
+        self.state.update(second.state)
+
+    def step(self) -> None:  # type: ignore[override]
+        """One step of each."""
+        for part in self._parts:
+            part.step()
+
+
+def layer_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Trainable parameters of two dimensions within the layers of `model`."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    matrices = [parameter for layer in layers for parameter in layer.parameters() if parameter.ndim == 2]
+    if not matrices:
+        raise ModelUnusable(f"optimizer.type = 'muon' finds no layers with matrices in {type(model).__name__}")
+    if any(isinstance(parameter, DTensor) for parameter in matrices):
+        raise UserError(
+            "optimizer.type = 'muon' needs whole matrices, and several ranks shard them: use one rank, or 'adamw'"
+        )
+    return [parameter for parameter in matrices if parameter.requires_grad]
+
+
+def _adamw(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
     optimizer = torch.optim.AdamW(
-        trainable, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )
-    for parameter in trainable:
+    for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
+    return optimizer
+
+
+def _muon(matrices: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.optim.Muon:
+    optimizer = torch.optim.Muon(
+        matrices,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for parameter in matrices:
+        optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
     return optimizer
 
 

@@ -20,14 +20,6 @@ def test_the_circle_turns_with_a_critic(tmp_path: Path, copy_model: Path) -> Non
     assert run.column("trainer", "critic/lr") == [1e-3] * 3
 
 
-def test_a_critic_with_another_advantage_ends_the_run_and_says_what_to_change(tmp_path: Path, copy_model: Path) -> None:
-    run = run_rl(
-        tmp_path, copy_model, "--max-steps", "3", "--orchestrator.advantage.type", "dr_grpo", config=PPO_CONFIG
-    )
-    assert run.exit_code != 0
-    assert "advantage.type to 'ppo'" in run.output
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_reward_rises_with_a_critic(tmp_path: Path, copy_model: Path) -> None:

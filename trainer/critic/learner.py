@@ -30,5 +30,5 @@ def make_critic(config: TrainerConfig, policy: Policy, ranks: Ranks) -> CriticLe
     shard_critic(
         critic, ranks.mesh(config.parallel.dp_replicate), reshard_after_forward=config.parallel.reshard_after_forward
     )
-    optimizer = make_optimizer(critic, config.optimizer.model_copy(update={"lr": config.critic.lr}))
+    optimizer = make_optimizer(critic, config.optimizer.model_copy(update={"type": "adamw", "lr": config.critic.lr}))
     return CriticLearner(critic, optimizer, config.critic, config.optimizer.max_grad_norm)

@@ -1,8 +1,14 @@
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from trainer.config import OptimizerConfig
-from trainer.optimizer import current_learning_rate, make_optimizer, named_moments, set_learning_rate
+from tests.trainer.shell.runs import replay, weight_bytes
+from trainer.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from trainer.errors import ModelUnusable
+from trainer.optimizer import current_learning_rate, layer_matrices, make_optimizer, named_moments, set_learning_rate
 
 
 def make_model() -> nn.Module:
@@ -50,3 +56,62 @@ def test_learning_rate_of_the_next_step_can_be_set():
     optimizer = make_optimizer(make_model(), OptimizerConfig(lr=1e-3))
     set_learning_rate(optimizer, 0.5)
     assert current_learning_rate(optimizer) == 0.5
+
+
+MUON = OptimizerConfig(type="muon", lr=1e-2, weight_decay=0.1)
+
+
+def language_model(path: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def train_twice(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    for _ in range(2):
+        model(torch.arange(12)[None]).logits.square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_muon_trains_the_matrices_of_layers_and_adamw_the_rest(model_path: Path) -> None:
+    ours, plain = language_model(model_path), language_model(model_path)
+    matrices = [parameter for name, parameter in plain.named_parameters() if ".layers." in name and parameter.ndim == 2]
+    rest = [parameter for parameter in plain.parameters() if all(parameter is not matrix for matrix in matrices)]
+    muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, lr=1e-2, betas=MUON.betas, eps=MUON.eps, weight_decay=0.1)
+    optimizer = make_optimizer(ours, MUON)
+    assert len(layer_matrices(ours)) == len(matrices) == 14
+    train_twice(ours, optimizer)
+    train_twice(plain, muon, adamw)
+    for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def test_a_pair_of_optimizers_has_one_rate_and_the_moments_of_both(model_path: Path) -> None:
+    model = language_model(model_path)
+    optimizer = make_optimizer(model, MUON)
+    set_learning_rate(optimizer, 0.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    moments = named_moments(model, optimizer)
+    train_twice(model, optimizer)
+    assert all(torch.equal(was, now) for was, now in zip(before, model.parameters(), strict=True))
+    assert moments["model.layers.0.mlp.up_proj.weight.momentum_buffer"].abs().sum() > 0
+    assert moments["model.embed_tokens.weight.step"] == 2
+    assert {name.rpartition(".")[0] for name in moments} == {name for name, _ in model.named_parameters()}
+
+
+def test_a_run_with_muon_resumes_exactly(model_path: Path, recording: Path, tmp_path: Path) -> None:
+    flags = ("--optimizer.type", "muon", "--schedule.type", "cosine", "--schedule.warmup-steps", "2")
+    straight = replay(model_path, recording, tmp_path, "straight", *flags, "--max-steps", "4")
+    replay(model_path, recording, tmp_path, "parts", *flags, "--max-steps", "4", "--checkpoint.interval-steps", "2")
+    for path in (tmp_path / "parts" / "checkpoints").glob("step-00000004"):
+        path.rename(tmp_path / "aside")
+    resumed = replay(model_path, recording, tmp_path, "parts", *flags, "--max-steps", "4")
+    assert weight_bytes(resumed, 4) == weight_bytes(straight, 4)
+
+
+def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnusable, match="finds no layers with matrices in Sequential"):
+        make_optimizer(make_model(), MUON)
+    with pytest.raises(ValueError, match=r"an adapter \(model.lora\) needs 'adamw'"):
+        TrainerConfig(model=ModelConfig(path=tmp_path, lora=LoraConfig()), optimizer=MUON)
