@@ -112,6 +112,10 @@ def _work(me: Rank) -> None:
     results["bfloat16"] = _record(
         shard_policy(half, mesh, reshard_after_forward=False), SCENARIOS["packed"], "bfloat16", me
     )
+    lean = load_policy(config.model_copy(update={"activation_checkpointing": True}), CPU)
+    results["checkpointed"] = _record(
+        shard_policy(lean, mesh, reshard_after_forward=True), SCENARIOS["packed"], "checkpointed", me
+    )
     for name, case in CRITIC_CASES.items():
         results |= _record_critic(policy, name, case, me, mesh)
     _export_tokens(policy, me)

@@ -87,3 +87,11 @@ def test_bfloat16_ranks_reduce_in_float32_and_come_near_the_reference(
     gradients = rank_run.gradients("bfloat16")
     assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
     assert 1e-5 < relative_error(gradients, expected) < 0.1
+
+
+@pytest.mark.integration
+def test_ranks_with_checkpointed_activations_have_the_gradient_of_the_reference(
+    rank_run: RankRun, references: References
+) -> None:
+    _, expected = references[SCENARIOS["packed"], 0]
+    assert relative_error(rank_run.gradients("checkpointed"), expected) < 1e-5
