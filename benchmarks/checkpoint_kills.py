@@ -1,4 +1,4 @@
-"""`python -m benchmarks.checkpoint_kills [--kills 200] [--seed 0]`: kill -9 at random instants of checkpoint saves.
+"""`python -m benchmarks.checkpoint_kills [--kills 200] [--background]`: kill -9 at random instants of checkpoint saves.
 
 After each kill a new trainer must find a valid checkpoint, lose none that was complete, and hold bit for bit the state
 of a run without kills. The first kill after which it does not ends the command with an error, and records nothing.
@@ -18,14 +18,14 @@ from benchmarks.fault_results import RESULTS, Figures, record
 from tests.faults.storage.save_kills import SaveKills
 
 
-def kill_saves(num_kills: int, seed: int, folder: Path) -> Figures:
-    """Kill `num_kills` saves below `folder`."""
+def kill_saves(num_kills: int, seed: int, folder: Path, *, background: bool = False) -> Figures:
+    """Kill `num_kills` saves below `folder`; `background`: such as go on while training does."""
     started = time.monotonic()
     model_path = folder / "model"
     model_path.mkdir(parents=True)
     (model_path / "config.json").write_text(json.dumps({"model_type": "none"}))
     (folder / "checkpoints").mkdir()
-    campaign = SaveKills(folder / "checkpoints", model_path, random.Random(seed))
+    campaign = SaveKills(folder / "checkpoints", model_path, random.Random(seed), background)
     for number in range(1, num_kills + 1):
         campaign.kill_once()
         if number % 20 == 0:
@@ -45,12 +45,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint_kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--background", action="store_true", help="saves that go on while training does")
     parser.add_argument("--out", type=Path, default=RESULTS, help="results file")
     arguments = parser.parse_args()
     logger.disable("trainer")  # says after every kill that it skips a torn checkpoint
     with tempfile.TemporaryDirectory(prefix="checkpoint-kills-") as folder:
-        figures = kill_saves(arguments.kills, arguments.seed, Path(folder))
-    record("checkpoint_kills", figures, arguments.out)
+        figures = kill_saves(arguments.kills, arguments.seed, Path(folder), background=arguments.background)
+    record("checkpoint_kills" + "_background" * arguments.background, figures, arguments.out)
     print(json.dumps(figures, indent=2))
 
 

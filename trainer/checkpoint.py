@@ -25,6 +25,7 @@ from torch import nn
 from runtime.atomic_write import atomic_write, sync_directory
 from runtime.errors import StorageError
 from trainer.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
+from trainer.background_save import BackgroundSave
 from trainer.checkpoint_manifest import (
     FORMAT,
     MANIFEST_NAME,
@@ -34,7 +35,7 @@ from trainer.checkpoint_manifest import (
     describe_file,
 )
 from trainer.checkpoint_search import NEWEST_NAME, find_newest
-from trainer.checkpoint_state import load_tensors, save_tensors
+from trainer.checkpoint_state import begin_saving_tensors, load_tensors, save_tensors
 from trainer.config import CheckpointConfig
 from trainer.critic.learner import CriticLearner
 from trainer.distributed import Ranks
@@ -65,6 +66,8 @@ class Checkpoints:
         self._origin = origin
         self._config = config
         self._ranks = ranks
+        self._apart = ranks.apart() if config.background else ranks
+        self._running: BackgroundSave | None = None
         self._num_failures = 0
         self._failed_step: int | None = None
 
@@ -85,18 +88,61 @@ class Checkpoints:
         try:
             self._save(model, optimizer, progress, critic)
         except StorageError as error:
-            self._give_back(self.folder(progress.step))
-            self._num_failures, self._failed_step = self._num_failures + 1, progress.step
-            logger.warning(
-                f"checkpoint {progress.step} failed ({self._num_failures} of {self._config.max_failures}): {error}"
-            )
-            if self._num_failures >= self._config.max_failures:
-                raise StorageError(
-                    f"{self._num_failures} checkpoints in a row could not be written to {self._root}: {error}"
-                ) from error
+            self._failed(progress.step, error)
             return False
         self._num_failures, self._failed_step = 0, None
         return True
+
+    def begin(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        critic: CriticLearner | None = None,
+    ) -> None:
+        """Copy the state as it is now and save the copy while training goes on; `saved` tells how it ended. Only one
+        may be under way. `StorageError` as `save`."""
+        assert self._running is None, "one save at a time: ask `saved` for the end of the one before"
+        folder = self.folder(progress.step)
+        try:
+            self._ranks.together(lambda: self._prepare(folder, progress))
+            written = begin_saving_tensors(folder, model, optimizer, self._apart, critic)
+        except StorageError as error:
+            self._failed(progress.step, error)
+            return
+
+        def work() -> None:
+            written()
+            self._seal(folder, progress.step, self._apart)
+
+        self._running = BackgroundSave(progress.step, work)
+
+    def saved(self, *, wait: bool = False) -> int | None:
+        """The step of the save that was begun, once it is durable; told once. `None`: none is under way, it goes on, or
+        it has failed (`StorageError` after `max_failures` in a row). `wait`: do not return while it goes on."""
+        running = self._running
+        if running is None or not (wait or self._done_everywhere(running)):
+            return None
+        self._running = None
+        try:
+            self._ranks.together(running.finish)
+        except StorageError as error:
+            self._failed(running.step, error)
+            return None
+        self._num_failures, self._failed_step = 0, None
+        return running.step
+
+    def _done_everywhere(self, running: BackgroundSave) -> bool:
+        return not self._ranks.any(not running.is_done)
+
+    def _failed(self, step: int, error: StorageError) -> None:
+        self._give_back(self.folder(step))
+        self._num_failures, self._failed_step = self._num_failures + 1, step
+        logger.warning(f"checkpoint {step} failed ({self._num_failures} of {self._config.max_failures}): {error}")
+        if self._num_failures >= self._config.max_failures:
+            raise StorageError(
+                f"{self._num_failures} checkpoints in a row could not be written to {self._root}: {error}"
+            ) from error
 
     def resume(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, critic: CriticLearner | None = None
@@ -125,9 +171,13 @@ class Checkpoints:
         folder = self.folder(progress.step)
         self._ranks.together(lambda: self._prepare(folder, progress))
         save_tensors(folder, model, optimizer, self._ranks, critic)
-        parts = self._ranks.together(lambda: self._describe_share(folder))
+        self._seal(folder, progress.step, self._ranks)
+
+    def _seal(self, folder: Path, step: int, ranks: Ranks) -> None:
+        """All tensors are written: describe every file, then the manifest."""
+        parts = ranks.together(lambda: self._describe_share(folder))
         files = [entry for part in parts for entry in msgspec.json.decode(part, type=list[FileEntry])]
-        self._ranks.together(lambda: self._complete(folder, progress.step, files))
+        ranks.together(lambda: self._complete(folder, step, files))
 
     def _prepare(self, folder: Path, progress: Progress) -> bytes:
         if self._ranks.is_first:

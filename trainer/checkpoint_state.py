@@ -6,7 +6,8 @@ any other number of ranks.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -39,6 +40,32 @@ def save_tensors(
     writer = IndexWriter(folder)
     with _dcp(ranks.is_distributed):
         state_dict_saver.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
+
+
+def begin_saving_tensors(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+    critic: CriticLearner | None = None,
+) -> Callable[[], None]:
+    """Copy all tensors to host memory, and start to write the copies in a thread of DCP's. What is returned waits until
+    they are written and synced, or raises `StorageError`; it may be called in another thread, which then has `ranks`
+    (with a group of its own) to itself. Collective."""
+    state = _live_tensors(model, optimizer, critic) | _random_states(ranks)
+    writer = IndexWriter(folder)
+    with _dcp(ranks.is_distributed):
+        writing = state_dict_saver.async_save(
+            state, storage_writer=writer, process_group=ranks.group, no_dist=not ranks.is_distributed
+        )
+
+    assert isinstance(writing, Future), "the writer stages its copies itself"
+
+    def wait() -> None:
+        with _dcp(ranks.is_distributed):
+            writing.result()
+
+    return wait
 
 
 def load_tensors(

@@ -91,6 +91,9 @@ class CheckpointConfig(Config):
     """Newest checkpoints that stay on disk."""
     resume: bool = True
     """Continue from the newest valid checkpoint of the run. `false` refuses to start if there is one."""
+    background: bool = False
+    """Write checkpoints in a thread while training goes on; needs host memory for a copy of the state. A step is
+    committed when its checkpoint is durable, as ever. The last one of a run is always waited for."""
     max_failures: int = Field(3, ge=1)
     """Failed saves in a row after which the trainer stops with exit code 74."""
 

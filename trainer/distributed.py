@@ -9,7 +9,7 @@ happens on each rank's own socket, before the collective that compares what arri
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -19,6 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from runtime.errors import PeerLostError, StorageError, UserError
 from trainer.errors import RankMismatch
 
+APART_TIMEOUT_S = 600.0
+"""Seconds that threads of different ranks wait for each other. Training itself notices a dead rank sooner."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -27,6 +30,8 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    group: dist.ProcessGroup | None = None
+    """What they tell each other goes over this one; `None`: the one of all ranks that collectives use."""
 
     @property
     def is_first(self) -> bool:
@@ -47,6 +52,12 @@ class Ranks:
             return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("shard",))
         shape = (num_replicas, self.world_size // num_replicas)
         return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+    def apart(self) -> "Ranks":
+        """The same ranks with a process group of their own (on the CPU), for another thread. Collective."""
+        if not self.is_distributed:
+            return self
+        return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=APART_TIMEOUT_S)))
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -71,13 +82,13 @@ class Ranks:
 
     def _gather(self, data: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64))
+        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64), group=self.group)
         longest = max(int(size.item()) for size in sizes)
         if longest == 0:
             return [b""] * self.world_size
         mine = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-        dist.all_gather(parts, mine)
+        dist.all_gather(parts, mine, group=self.group)
         return [part.numpy().tobytes()[: int(size.item())] for part, size in zip(parts, sizes, strict=True)]
 
     def together(self, work: Callable[[], bytes]) -> list[bytes]:

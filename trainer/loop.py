@@ -71,8 +71,10 @@ def train(run: Training, progress: Progress) -> Progress:
         publish(run, version=batch.step)
         run.inbox.trained(batch.step)
         run.telemetry.step(batch, reports, progress, current_learning_rate(run.optimizer))
-        if run.checkpoints.due(batch.step) and save(run, progress):
-            committed = progress.step
+        committed = note_saved(run, committed)
+        if run.checkpoints.due(batch.step):
+            committed = save_when_due(run, progress, committed)
+    committed = note_saved(run, committed, wait=True)
     while committed < progress.step:
         if save(run, progress):
             committed = progress.step
@@ -166,6 +168,28 @@ def publish(run: Training, version: int) -> None:
         published = run.publisher.publish(run.policy.causal_lm, version)
         canary = make_canary(run.policy) if run.config.weights.canary else None
         run.inbox.published(replace(published, canary=canary))
+
+
+def save_when_due(run: Training, progress: Progress, committed: int) -> int:
+    """Save, or begin to; the last committed step."""
+    if not run.config.checkpoint.background:
+        return progress.step if save(run, progress) else committed
+    committed = note_saved(run, committed, wait=True)
+    with run.telemetry.timed("checkpoint"):
+        run.checkpoints.begin(run.policy.causal_lm, run.optimizer, progress, run.critic)
+    return committed
+
+
+def note_saved(run: Training, committed: int, *, wait: bool = False) -> int:
+    """The last committed step, after a look at the save in the background; the orchestrator learns of its end."""
+    if not run.config.checkpoint.background:
+        return committed
+    with run.telemetry.timed("checkpoint"):
+        step = run.checkpoints.saved(wait=wait)
+    if step is None:
+        return committed
+    run.inbox.commit(step)
+    return step
 
 
 def save(run: Training, progress: Progress) -> bool:

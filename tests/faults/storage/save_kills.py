@@ -77,6 +77,8 @@ class SaveKills:
     root: Path
     model_path: Path
     rng: random.Random
+    background: bool = False
+    """Whether saves go on while training does."""
     hits: Counter[str] = field(default_factory=Counter)
     """What the save had written when it was killed, and how often."""
     num_resumed: int = 0
@@ -124,8 +126,12 @@ class SaveKills:
         progress = checkpoints.resume(trainee.model, trainee.optimizer)
         for step in itertools.count(progress.step + 1):
             trainee.step()
+            if (saved := checkpoints.saved(wait=True)) is not None:
+                os.write(sender, f"{END} {saved}\n".encode())
             os.write(sender, f"{BEGIN} {step}\n".encode())
-            if checkpoints.save(trainee.model, trainee.optimizer, Progress(step=step)):
+            if self.background:
+                checkpoints.begin(trainee.model, trainee.optimizer, Progress(step=step))
+            elif checkpoints.save(trainee.model, trainee.optimizer, Progress(step=step)):
                 os.write(sender, f"{END} {step}\n".encode())
 
     def _watch(self, news: Iterator[str], num_saves: int) -> None:
@@ -182,4 +188,5 @@ class SaveKills:
 
     def _checkpoints(self) -> Checkpoints:
         origin = Origin("kills", "digest", self.model_path)
-        return Checkpoints(self.root, origin, CheckpointConfig(), Ranks(0, 1, torch.device("cpu")))
+        config = CheckpointConfig(background=self.background)
+        return Checkpoints(self.root, origin, config, Ranks(0, 1, torch.device("cpu")))

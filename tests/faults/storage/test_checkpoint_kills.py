@@ -11,10 +11,11 @@ pytestmark = pytest.mark.integration
 NUM_KILLS = 10
 
 
-def test_a_killed_save_costs_no_complete_checkpoint(tmp_path: Path, model_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
+def test_a_killed_save_costs_no_complete_checkpoint(tmp_path: Path, model_path: Path, background: bool) -> None:
     root = tmp_path / "checkpoints"
     root.mkdir()
-    campaign = SaveKills(root, model_path, random.Random(11))
+    campaign = SaveKills(root, model_path, random.Random(11), background)
     for _ in range(NUM_KILLS):
         campaign.kill_once()
     assert campaign.num_resumed == sum(campaign.hits.values()) == NUM_KILLS

@@ -27,7 +27,15 @@ def weights(runs: Path, version: int) -> dict[str, list[float]]:
 
 def test_run_goes_on_with_another_division_of_the_ranks_to_the_same_weights(model_path: Path, tmp_path: Path) -> None:
     first = trainer(
-        model_path, tmp_path / "a", 2, 1, "--parallel.cp", "2", "--token-export.max-sequences-per-step", "2"
+        model_path,
+        tmp_path / "a",
+        2,
+        1,
+        "--parallel.cp",
+        "2",
+        "--checkpoint.background",
+        "--token-export.max-sequences-per-step",
+        "2",
     )
     assert first.returncode == 0, first.stderr
     files = {path.name for path in (tmp_path / "a" / "shared" / "token_export" / "step-00000001").iterdir()}
