@@ -177,8 +177,8 @@ def verified(model: PreTrainedModel) -> VerifiedWeights:
 def swap(decoder: Decoder, model: PreTrainedModel, folder: Path) -> None:
     weights = read_publish(publish(folder, model, 1), version=1, run_id="default")
     assert any(name.startswith("model.visual.") for name in weights.tensors)
-    decoder.check_fits(weights)
-    decoder.swap(weights)
+
+    decoder.swap(decoder.loadable(weights))
 
 
 @asynccontextmanager
