@@ -59,7 +59,7 @@ def test_a_vision_model_that_is_not_in_the_table_is_refused_by_name(tmp_path: Pa
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_vision_blocks_are_sharded_like_decoder_layers(family: str, policies: Policies) -> None:
     base = policies[family].causal_lm.base_model
-    assert set(decoder_layers(policies[family])) == {*base.visual.blocks, *base.language_model.layers}
+    assert set(decoder_layers(policies[family].causal_lm)) == {*base.visual.blocks, *base.language_model.layers}
 
 
 def test_a_model_with_positions_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
