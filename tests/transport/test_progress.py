@@ -43,3 +43,10 @@ def test_older_weights_are_ignored_and_newer_ones_replace() -> None:
 
 def test_same_version_with_another_digest_replaces() -> None:
     assert START.with_weights(weights(3)).with_weights(weights(3, "other")).weights == weights(3, "other")
+
+
+def test_newest_version_at_another_place_replaces_it() -> None:
+    """A trainer that serves weights from memory comes back under another address."""
+    old = PublishedWeights(version=4, manifest_path="zmq:tcp://a:1", digest="d")
+    new = PublishedWeights(version=4, manifest_path="zmq:tcp://a:2", digest="d")
+    assert Progress(run_id="r").with_weights(old).with_weights(new).weights == new

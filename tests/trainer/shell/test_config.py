@@ -51,3 +51,30 @@ def test_rows_with_images_cannot_be_shared_between_ranks(tmp_path):
 def test_rows_cannot_be_shared_with_a_critic():
     with pytest.raises(ValidationError, match=r"parallel\.cp and critic exclude each other"):
         TrainerConfig(model=MODEL, parallel=ParallelConfig(cp=2), critic=CriticConfig())
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"channel": "zmq", "host": "0.0.0.0"}, "set weights.keys_dir"),
+        ({"channel": "collective", "host": "0.0.0.0"}, "process groups are not protected"),
+        ({"channel": "collective", "host": "0.0.0.0", "keys_dir": "keys"}, "process groups are not protected"),
+    ],
+)
+def test_weights_beyond_loopback_need_protection(keys, reason):
+    with pytest.raises(ValidationError, match=reason):
+        WeightsConfig(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"host": "0.0.0.0"},
+        {"channel": "zmq"},
+        {"channel": "zmq", "host": "0.0.0.0", "keys_dir": "keys"},
+        {"channel": "zmq", "host": "0.0.0.0", "insecure": True},
+        {"channel": "collective", "host": "0.0.0.0", "insecure": True},
+    ],
+)
+def test_weights_config_that_is_protected_or_local(keys):
+    assert WeightsConfig(**keys).channel == keys.get("channel", "filesystem")

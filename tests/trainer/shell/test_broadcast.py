@@ -1,0 +1,74 @@
+"""The `collective` channel: a process group of two per transfer, in which either side may fail to the other's cost."""
+
+import socket
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from inference.torch_engine.broadcast_intake import join_broadcast, own_address
+from trainer import broadcast
+from trainer.broadcast import Broadcaster
+from transport.errors import WeightsError
+from transport.weights import BroadcastGroup
+
+CPU = torch.device("cpu")
+DATA = bytearray(np.random.default_rng(0).bytes(10_000))
+DEADLINE_S = 60.0
+
+
+def received(group: BroadcastGroup, num_bytes: int = len(DATA), timeout_s: float = DEADLINE_S) -> bytes:
+    return b"".join(chunk.tobytes() for chunk in join_broadcast(group, num_bytes, timeout_s, device=CPU))
+
+
+def idle(broadcaster: Broadcaster) -> bool:
+    return not any(thread.is_alive() for thread in broadcaster._threads)
+
+
+def test_bytes_arrive_in_chunks_for_each_engine_in_a_group_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcast, "CHUNK_BYTES", 3000)
+    broadcaster = Broadcaster("127.0.0.1", None, CPU, DEADLINE_S)
+    first, second = broadcaster.open(memoryview(DATA)), broadcaster.open(memoryview(DATA))
+    assert (first.host, first.backend, first.port != second.port) == ("127.0.0.1", "gloo", True)
+    assert received(second) == received(first) == bytes(DATA)
+
+
+def test_engine_that_does_not_come_ends_its_group_and_no_other() -> None:
+    broadcaster = Broadcaster("127.0.0.1", None, CPU, timeout_s=1.0)
+    broadcaster.open(memoryview(DATA))
+    deadline = time.monotonic() + DEADLINE_S
+    while not idle(broadcaster):
+        assert time.monotonic() < deadline, "the group of an engine that never came is still open"
+        time.sleep(0.05)
+    patient = Broadcaster("127.0.0.1", None, CPU, DEADLINE_S)
+    assert received(patient.open(memoryview(DATA))) == bytes(DATA)
+
+
+def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcast, "MAX_GROUPS", 1)
+    broadcaster = Broadcaster("127.0.0.1", None, CPU, DEADLINE_S)
+    group = broadcaster.open(memoryview(DATA))
+    with pytest.raises(WeightsError, match="ask again later"):
+        broadcaster.open(memoryview(DATA))
+    assert received(group) == bytes(DATA)
+
+
+def test_trainer_that_is_gone_is_an_error_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    group = BroadcastGroup(host="127.0.0.1", port=port, backend="gloo", chunk_bytes=64, timeout_s=1)
+    with pytest.raises(WeightsError, match=f"the broadcast from 127.0.0.1:{port} failed"):
+        received(group, timeout_s=1)
+
+
+def test_group_of_gpus_is_refused_by_an_engine_on_a_cpu() -> None:
+    broadcaster = Broadcaster("127.0.0.1", None, CPU, timeout_s=1.0)
+    group = broadcaster.open(memoryview(DATA))
+    other = BroadcastGroup(host=group.host, port=group.port, backend="nccl", chunk_bytes=64, timeout_s=1)
+    with pytest.raises(WeightsError, match="runs on a CPU"):
+        received(other)
+
+
+def test_engine_listens_where_the_trainer_can_reach_it() -> None:
+    assert own_address("127.0.0.1", 1) == "127.0.0.1"
