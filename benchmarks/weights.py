@@ -1,6 +1,6 @@
 """Time of a weight update by channel and phase, against the plain way: gather everything, `save_file`, `load_file`.
 
-    python benchmarks/weights.py [--out benchmarks/results/weights.json] [--updates 5]
+    python -m benchmarks.weights [--out benchmarks/results/weights.json] [--updates 5]
 
 A trainer process (one rank) publishes; an embedded engine in this process takes the version as it does in a run:
 `publish` is the trainer's time, `transfer` until every hash is checked, `pause` until nothing is decoded, `apply` until
@@ -98,7 +98,7 @@ def serve(channel: str, folder: Path) -> None:
 @contextmanager
 def trainer(channel: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """A trainer process that is ready to publish."""
-    command = [sys.executable, __file__, "--serve", channel, str(folder)]
+    command = [sys.executable, "-m", "benchmarks.weights", "--serve", channel, str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
