@@ -1,4 +1,4 @@
-"""LoRA as a user starts it: the circle turns, the engine serves the adapter that was trained, others can load it."""
+"""LoRA as a user starts it: the circle turns, the engine serves the adapter that was trained, reward rises."""
 
 import statistics
 import subprocess
@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
-from tests.integration.circle import ROOT, Finished, environment, run_rl
+from tests.integration.circle import ROOT, environment, run_rl
 from transport.weights import read_weight_manifest, version_dir
 
 pytestmark = pytest.mark.integration
@@ -27,33 +24,15 @@ def lora_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, lora_model: Path) -> Finished:
-    """A few steps on two ranks, without staleness: the engine must serve exactly what was trained."""
+def test_engine_samples_with_the_adapter_that_two_ranks_trained(tmp_path: Path, lora_model: Path) -> None:
+    """Without staleness, ratios of 1 say that the engine serves exactly what was trained."""
     flags = ("--max-steps", str(NUM_STEPS), "--trainer-ranks", "2", "--orchestrator.max-staleness", "0")
-    return run_rl(tmp_path_factory.mktemp("runs"), lora_model, *flags, config=LORA_CONFIG)
-
-
-def test_engine_samples_with_the_adapter_that_the_ranks_trained(trained: Finished) -> None:
+    trained = run_rl(tmp_path, lora_model, *flags, config=LORA_CONFIG)
     assert trained.exit_code == 0, trained.output
     assert trained.column("trainer", "step") == list(range(1, NUM_STEPS + 1))
     assert min(trained.column("trainer", "ratio/all/min")) > 1 - 1e-4
     assert max(trained.column("trainer", "ratio/all/max")) < 1 + 1e-4
-
-
-def test_exported_adapter_is_the_published_one_and_has_learned(
-    trained: Finished, lora_model: Path, tmp_path: Path
-) -> None:
-    manifest = read_weight_manifest(version_dir(trained.path / "weights", NUM_STEPS) / "manifest.json")
-    assert manifest.adapter is not None
-    command = [sys.executable, "-m", "trainer", "export", "--run", str(trained.path), "--out", str(tmp_path / "out")]
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=120)
-    base = AutoModelForCausalLM.from_pretrained(lora_model)
-    tokens = torch.arange(4, 24)[None]
-    with torch.no_grad():
-        before = base(tokens).logits
-        after = PeftModel.from_pretrained(base, tmp_path / "out")(tokens).logits
-    assert (after - before).abs().max() > 1e-3
+    assert read_weight_manifest(version_dir(trained.path / "weights", NUM_STEPS) / "manifest.json").adapter is not None
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from peft import get_peft_model
 from pydantic import ValidationError
 from torch import Tensor
 
-from tests.trainer.core.conftest import WORLD_SIZES, RankRun, run_ranks, samples_of
+from tests.trainer.core.conftest import RankRun, run_ranks, samples_of
 from tests.trainer.core.lora_worker import (
     LORA,
     RANK_SCENARIOS,
@@ -76,7 +76,7 @@ def lora_policy(model_path: Path) -> Policy:
     return load_lora_policy(model_path)
 
 
-@pytest.fixture(scope="module", params=WORLD_SIZES, ids=lambda size: f"{size}ranks")
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, 4], ids=lambda size: f"{size}ranks")
 def lora_run(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RankRun:
     """All scenarios with an adapter, by this many real processes."""
     return run_ranks(request.param, model_path, tmp_path_factory.mktemp(f"lora{request.param}"), run_lora_rank)
