@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 RUN = "bench"
 CHANNELS = ("filesystem", "zmq", "collective")
 BASELINE = "gather_and_save_file"
-SIZES = {"tiny": (64, 2, 48), "26M": (512, 8, 8192)}
+SIZES = {"tiny": (64, 2, 48), "23M": (512, 8, 8192)}
 """Hidden size, layers, vocabulary."""
 PHASES = ("publish", "transfer", "pause", "apply")
 TIMEOUT_S = 120.0
