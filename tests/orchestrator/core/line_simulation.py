@@ -22,6 +22,7 @@ from orchestrator.state import CutState, load_state, resume, save_state
 from orchestrator.withhold_lineup import WithholdLineup
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout, make_ticket
 
+MAX_KILLS = 12
 _ROLLOUTS = {version: make_rollout(version=version) for version in range(64)}
 
 
@@ -102,7 +103,7 @@ class LineSimulation:
             return False
         cut = self.lineup.cuts.popleft()
         check_staleness(cut, self.rule.max_staleness)
-        writes = self.random.randint(0, 3) if self.random.random() < self.kill_rate else 3
+        writes = self.random.randint(0, 3) if self._is_hit(self.kill_rate) else 3
         if writes >= 1:
             self.ledger.settled(cut)
             self.ledger.flush()
@@ -121,6 +122,10 @@ class LineSimulation:
         self.live += self.random.randint(1, len(self.outbox) - self.live)
         return True
 
+    def _is_hit(self, rate: float) -> bool:
+        """Whether a kill comes now; after `MAX_KILLS` none does, so that every run gets to its end."""
+        return self.num_kills < MAX_KILLS and self.random.random() < rate
+
     def _kill(self) -> None:
         self.num_kills += 1
         kill(self.ledger)
@@ -132,7 +137,7 @@ class LineSimulation:
             if len(self.outbox) == self.rule.max_steps:
                 self.ledger.close()
                 return
-            if self.random.random() < self.kill_rate / 4:
+            if self._is_hit(self.kill_rate / 4):
                 self._kill()
             events = [self.admit, self.finish, self.ship, self.train]
             self.random.shuffle(events)

@@ -34,7 +34,7 @@ def simulate(policy: str, seed: int, folder: Path, *, kill_rate: float = 0.0, **
     return simulation
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     policy=st.sampled_from(POLICIES),
     seed=st.integers(0, 2**32),
