@@ -90,5 +90,7 @@ def part_of(batch: MicroBatch, part: RowPart) -> MicroBatch:
 
 
 def gathered(scores: TokenScores, context: ContextParallel, kept: Tensor) -> TokenScores:
-    """The scores of all trained tokens of the row, from each rank's own."""
-    return TokenScores(context.gather(scores.logprobs)[kept], context.gather(scores.entropies)[kept])
+    """The scores of all trained tokens of the row, from each rank's own. Without the states while gradients are
+    computed: training does not need them, and they are large."""
+    columns = (scores.logprobs, scores.entropies, None if torch.is_grad_enabled() else scores.states)
+    return TokenScores(*(None if column is None else context.gather(column)[kept] for column in columns))  # type: ignore[arg-type]

@@ -81,8 +81,9 @@ class Policy(nn.Module):
         part = context.part(len(batch.token_ids))
         own = own_tokens(batch, context, part)
         hidden = trunk_states(self, self.causal_lm.base_model, part_of(batch, part), self.compute_dtype, None)
-        scores = token_scores(hidden[own.places].to(head.dtype), head, own.labels, own.temperatures)
-        return gathered(scores, context, own.kept)
+        states = hidden[own.places].to(head.dtype)
+        scores = token_scores(states, head, own.labels, own.temperatures)
+        return gathered(scores._replace(states=states), context, own.kept)
 
 
 def trunk_states(
