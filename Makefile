@@ -29,7 +29,7 @@ VLLM_TESTS := tests/inference/test_engine_contract.py tests/vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport orchestrator trainer inference runtime viewer examples
 LINTED := $(CODE) tests benchmarks
-BENCHES := async_vs_sync engines http_client packing scheduler viewer wire
+BENCHES := async_vs_sync engines http_client lm_head multimodal packing pictures_in_flight scheduler trainer viewer weights wire
 
 # Without bytecode every process compiles torch and transformers anew: imports take twice as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -98,6 +98,7 @@ bench: $(INSTALLED)
 faults: $(INSTALLED)
 	$(BIN)/python -m benchmarks.faults exactly-once --kills 200
 	$(BIN)/python -m benchmarks.checkpoint_kills --kills 200
+	$(BIN)/python -m benchmarks.checkpoint_kills --kills 50 --background
 	$(BIN)/python -m benchmarks.hostile_frames --frames 1000000
 	$(BIN)/python -m benchmarks.liveness
 	$(BIN)/python -m benchmarks.soak --minutes 30

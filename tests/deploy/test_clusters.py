@@ -55,6 +55,7 @@ def test_probes_and_ports_are_those_of_the_services(configs: dict[str, dict[str,
 
 def test_addresses_lead_to_the_services(configs: dict[str, dict[str, Any]]) -> None:
     assert configs["orchestrator"]["engines"]["urls"] == [f"http://inference:{configs['inference']['server']['port']}"]
+    assert configs["orchestrator"]["engines"]["resolve_dns"] is True, "a headless service is a pool of addresses"
     port = configs["orchestrator"]["server"]["endpoint"].rsplit(":", 1)[1]
     assert configs["trainer"]["orchestrator"]["endpoint"] == f"tcp://orchestrator:{port}"
 
