@@ -1,0 +1,1 @@
+"""The documentation: every command, example and link in it works."""
