@@ -76,7 +76,10 @@ def test_pods_do_not_run_as_root() -> None:
 def recorded(tmp_path: Path) -> list[list[str]]:
     """What the script asks Slurm to run, on three nodes."""
     log = tmp_path / "log"
-    stubs = {"scontrol": "printf 'a\\nb\\nc\\n'", "srun": f'printf "%q " "$@" >> {log}; echo >> {log}'}
+    # Each waits until all three are there: the script ends the others when the first one has ended.
+    wait = f'for i in $(seq 600); do [ "$(wc -l < {log})" -ge 3 ] && break; sleep 0.1; done'
+    srun = f'line=$(printf "%q " "$@"); printf "%s\\n" "$line" >> {log}; {wait}'
+    stubs = {"scontrol": "printf 'a\\nb\\nc\\n'", "srun": srun}
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
