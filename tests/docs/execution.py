@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -133,6 +134,8 @@ def view(words: Words) -> None:
     script = str(Path(sys.executable).parent / "rl")
     command = [script, *words[1:], "--port", "0"]
     with subprocess.Popen(command, env=environment(Path.cwd()), stdout=subprocess.PIPE, text=True) as server:
+        deadline = threading.Timer(120, server.kill)
+        deadline.start()
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split()[0]
@@ -141,6 +144,7 @@ def view(words: Words) -> None:
             server.send_signal(signal.SIGINT)
             assert server.wait(timeout=60) == 0
         finally:
+            deadline.cancel()
             server.kill()
     return None
 
