@@ -13,7 +13,19 @@ import msgspec
 
 from transport.codec import encode, int32
 from transport.manifest import SCHEMA_VERSION
-from transport.messages import Bye, Committed, GetManifest, GetSamples, Hello, Ping, Trained, WeightsPublished
+from transport.messages import (
+    Bye,
+    Committed,
+    GetBroadcast,
+    GetManifest,
+    GetSamples,
+    GetWeightBytes,
+    GetWeights,
+    Hello,
+    Ping,
+    Trained,
+    WeightsPublished,
+)
 from transport.tensor import EncodedTensor
 
 Frames = list[bytes]
@@ -29,11 +41,27 @@ MESSAGES = (
     Trained(seq=4, step=1),
     Committed(seq=5, step=1),
     WeightsPublished(seq=6, version=1, manifest_path="/dev/zero", digest="0"),
+    GetWeights(seq=9, version=1),
+    GetWeightBytes(seq=10, version=1, offset=2**62, num_bytes=2**62),
+    GetBroadcast(seq=11, version=-1),
     Ping(seq=7, waiting_for="line\nbreak \x1b[31m"),
     Bye(seq=8, reason="x" * 300),
 )
 ENCODED = tuple(encode(message) for message in MESSAGES)
-KINDS = ("hello", "get_manifest", "get_samples", "trained", "committed", "weights_published", "ping", "bye", "welcome")
+KINDS = (
+    "hello",
+    "get_manifest",
+    "get_samples",
+    "trained",
+    "committed",
+    "weights_published",
+    "get_weights",
+    "get_weight_bytes",
+    "get_broadcast",
+    "ping",
+    "bye",
+    "welcome",
+)
 FIELDS = ("seq", "schema_version", "run_id", "rank", "world_size", "last_committed", "step", "indices", "version", "x")
 
 

@@ -130,9 +130,9 @@ def test_secrets_are_in_no_file_but_their_own(tmp_path: Path) -> None:
     config = make_config(
         tmp_path, server={"endpoint": "tcp://127.0.0.1:0", "keys_dir": str(keys)}, log={"level": "TRACE"}
     )
-    services = tmp_path / "toy" / "services" / "orchestrator.json"
+    written = [tmp_path / "toy" / name for name in ("services/orchestrator.json", "logs/orchestrator.log")]
     with process(["-m", SERVICE, "@", str(write_config(config, tmp_path))], tmp_path / "out") as child:
-        poll_until(services.exists, "the orchestrator", child)
+        poll_until(lambda: all(path.exists() for path in written), "the orchestrator", child)
     secrets = [path.read_bytes().strip() for path in keys.glob("*.secret")]
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".secret"]
     assert {path.name for path in files} >= {"orchestrator.json", "orchestrator.log", "out"}
