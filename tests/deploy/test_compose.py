@@ -130,6 +130,11 @@ def test_service_runs_with_no_more_rights_than_it_needs(name: str) -> None:
     assert "ports" not in service, "nothing of ours is published beyond its network"
 
 
+@pytest.mark.parametrize("name", ["trainer", "trainer-node"])
+def test_trainer_machine_that_died_can_join_again(name: str) -> None:
+    assert SERVICES[name]["environment"]["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
 def test_networks_of_the_services_have_no_way_out() -> None:
     used = {network for name in OURS for network in SERVICES[name].get("networks", [])}
     assert used == {"internal", "demo"}
