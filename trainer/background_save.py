@@ -28,11 +28,15 @@ class BackgroundSave:
         """Whether it has ended, well or not."""
         return not self._thread.is_alive()
 
-    def finish(self) -> bytes:
-        """Wait for the end; raises `OSError` if it failed or takes too long, whatever else it ran into."""
+    def join(self) -> None:
+        """Wait for the end. `StorageError` if it takes too long: its thread still has the process group, so no other
+        save can begin, and the run must end."""
         self._thread.join(JOIN_TIMEOUT_S)
         if self._thread.is_alive():
-            raise TimeoutError(f"checkpoint {self.step} is not written after {JOIN_TIMEOUT_S:g} s more")
+            raise StorageError(f"checkpoint {self.step} is not written after {JOIN_TIMEOUT_S:g} s more")
+
+    def outcome(self) -> bytes:
+        """How it has ended: `OSError` if the disk refused, or whatever else it ran into."""
         if isinstance(self._error, StorageError):
             raise OSError(str(self._error)) from self._error
         if self._error is not None:

@@ -124,8 +124,9 @@ class Checkpoints:
         if running is None or not (wait or self._done_everywhere(running)):
             return None
         self._running = None
+        running.join()
         try:
-            self._ranks.together(running.finish)
+            self._ranks.together(running.outcome)
         except StorageError as error:
             self._failed(running.step, error)
             return None
