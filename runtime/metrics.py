@@ -1,6 +1,6 @@
 """Metrics of a service: JSON lines always; TensorBoard, Prometheus and experiment trackers beside them.
 
-Metrics never stop a run: a sink that refuses is dropped with one warning, and JSON lines are tried again at each step.
+Metrics never stop a run: a sink that refuses costs one warning, and is tried again at each step.
 """
 
 import time
