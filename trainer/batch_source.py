@@ -39,7 +39,7 @@ class BatchSource(Protocol):
         ...
 
     def committed(self, step: int) -> None:
-        """A durable checkpoint contains batch `step`."""
+        """A durable checkpoint contains batch `step`. Called on every rank; the first one tells the peer."""
         ...
 
     def close(self, reason: str) -> None:

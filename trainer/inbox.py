@@ -18,7 +18,7 @@ from transport.manifest import BatchManifest
 
 
 class Inbox:
-    """What the training loop sees of a `BatchSource`. `batches` is collective; the first rank alone does the rest."""
+    """What the training loop sees of a `BatchSource`. `batches` is collective; the first rank alone tells the rest."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Inbox:
             self._source.trained(step)
 
     def commit(self, step: int) -> None:
-        """A durable checkpoint contains `step`: only now may the orchestrator forget it."""
-        if self._ranks.is_first:
-            self._source.committed(step)
+        """A durable checkpoint contains `step`: only now may the orchestrator forget it. Every rank's link must know,
+        since it greets the orchestrator with it whenever it connects again."""
+        self._source.committed(step)
 
     def wait_for_end(self, last_step: int) -> None:
         """Wait until the orchestrator says that the run is over, which it does once the engines have the last version.

@@ -7,7 +7,7 @@
             ...
             client.weights_published(step + 1, path, digest)            # rank 0
             client.trained(step + 1)                                    # rank 0
-            client.committed(step + 1)                                  # rank 0, after the durable checkpoint
+            client.committed(step + 1)                                  # every rank, after the durable checkpoint
 
 All calls raise `Refused` or `SchemaMismatch` when the server will not talk to this rank, `RequestFailed` when it
 cannot serve the request, and `PeerTimeout` when it is gone for `lost_timeout_s` (`connect_timeout_s` in `hello`).
@@ -165,9 +165,14 @@ class BatchClient:
         self._report(lambda seq: Trained(seq=seq, step=step))
 
     def committed(self, step: int) -> None:
-        """A durable checkpoint contains batch `step`: the orchestrator may forget it."""
+        """A durable checkpoint contains batch `step`: the orchestrator may forget it.
+
+        The first rank tells the server. The others must know it, too: a `Hello` that names a step whose batches are
+        retired is refused, and every new connection begins with one.
+        """
         self._last_committed = max(step, self._last_committed)
-        self._report(lambda seq: Committed(seq=seq, step=step))
+        if self._rank == 0:
+            self._report(lambda seq: Committed(seq=seq, step=step))
 
     def close(self, reason: str = "done") -> None:
         """Say goodbye if the server is there, and free the socket. Never raises."""

@@ -136,6 +136,32 @@ def test_a_rank_in_a_long_step_is_known_to_the_new_server(tmp_path: Path, eventu
         client.close()
 
 
+def test_every_rank_goes_on_with_a_server_that_restarts_after_batches_are_retired(tmp_path: Path) -> None:
+    with Served(Outbox(tmp_path, RUN)) as first:
+        ranks = [BatchClient(first.endpoint, RUN, rank=rank, world_size=2, lost_timeout_s=30) for rank in range(2)]
+        for step in (1, 2, 3):
+            first.call(first.server.publish(make_batch(step)))
+            for client in ranks:
+                assert client.manifest(step) is not None
+                client.committed(step)
+        assert first.server.outbox.progress.last_retired == 2
+    with Served(Outbox(tmp_path, RUN), first.endpoint) as second:
+        second.call(second.server.publish(make_batch(4)))
+        for client in ranks:
+            assert len(client.samples(4, [0])) == 1
+            client.close()
+
+
+def test_only_the_first_rank_tells_of_a_checkpoint(tmp_path: Path) -> None:
+    with Served(Outbox(tmp_path, RUN)) as served:
+        served.call(served.server.publish(make_batch(1)))
+        # Patient, so that it does not connect anew: its greeting would tell, too.
+        with BatchClient(served.endpoint, RUN, rank=1, world_size=2, peer_timeout_s=60, heartbeat_s=60) as client:
+            client.hello()
+            client.committed(1)
+        assert served.server.last_committed == 0
+
+
 def test_a_server_that_never_comes_back_is_a_timeout(tmp_path: Path) -> None:
     with Served(Outbox(tmp_path, RUN)) as served:
         client = BatchClient(served.endpoint, RUN, peer_timeout_s=0.2, lost_timeout_s=0.6)
