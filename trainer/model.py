@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from trainer.activations import checkpoint_activations, compile_layers
 from trainer.adapter import Adapter
 from trainer.attention.registry import choose_kernel
+from trainer.attention.segments import SegmentInfo
 from trainer.config import ModelConfig
 from trainer.context_parallel import ContextParallel, gathered, own_tokens, part_of
 from trainer.errors import ModelUnusable
@@ -26,6 +27,8 @@ from trainer.lora import adapter_dropouts, add_lora
 from trainer.micro_batch import MicroBatch
 
 _PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+_HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+"""Largest difference between the model's logits and ours, as a share of the largest logit."""
 
 
 class Policy(nn.Module):
@@ -116,6 +119,7 @@ def load_policy(config: ModelConfig, device: torch.device, context: ContextParal
     _check_packable(causal_lm, config, images)
     adapter = None if config.lora is None else add_lora(causal_lm, config.lora, config.path)
     policy = Policy(causal_lm.to(device), dtype, images, adapter, context)
+    _check_head(causal_lm, dtype, device, config.path)
     if config.activation_checkpointing:
         checkpoint_activations(causal_lm)
     if config.compile:
@@ -165,3 +169,24 @@ def _check_packable(causal_lm: PreTrainedModel, config: ModelConfig, images: Ima
     limit = getattr(text_config, "max_position_embeddings", None)
     if limit is not None and config.seq_len > limit:
         raise ModelUnusable(f"model.seq_len ({config.seq_len}) is above the {limit} positions that {config.path} knows")
+
+
+@torch.no_grad()
+def _check_head(causal_lm: PreTrainedModel, dtype: torch.dtype, device: torch.device, path: Path) -> None:
+    """Raise `ModelUnusable` unless the model's logits are its last hidden states times the head's weight.
+
+    Some families scale them (Granite, Cohere). Nothing downstream would notice: packed and alone would be wrong alike.
+    """
+    head = causal_lm.get_output_embeddings().weight
+    token_ids = torch.arange(8, device=device) % len(head)
+    inputs = {"input_ids": token_ids[None], "position_ids": torch.arange(8, device=device)[None], "use_cache": False}
+    segments = SegmentInfo.of((8,), device)
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        logits = causal_lm(**inputs, segments=segments).logits.float()
+        states = causal_lm.base_model(**inputs, segments=segments).last_hidden_state
+    error = (logits - states.to(head.dtype) @ head.T).abs().max() / logits.abs().max().clamp(min=1e-6)
+    if not error <= _HEAD_TOLERANCE[dtype]:
+        raise ModelUnusable(
+            f"{path} does more than a matrix product in its head (a scale of the logits, say), which the chunked head "
+            f"does not compute: its logits would be wrong by {float(error):.0%}"
+        )

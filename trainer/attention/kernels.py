@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from trainer.attention.context import part_sdpa
 from trainer.attention.segments import SegmentInfo
+from trainer.errors import ModelUnusable
 
 
 class AttentionFunction(Protocol):
@@ -151,7 +152,7 @@ def refuse_extras(extras: dict[str, object]) -> None:
     """Raise for what changes the result (soft cap, attention sinks): dropping it silently would train another model."""
     unknown = sorted(name for name in ("softcap", "s_aux") if extras.get(name) is not None)
     if unknown:
-        raise NotImplementedError(f"the packed attention kernels do not implement {', '.join(unknown)}")
+        raise ModelUnusable(f"packed attention does not implement {', '.join(unknown)}, which the model needs")
 
 
 def _one_segment(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:

@@ -15,7 +15,7 @@ from trainer.attention.kernels import AttentionFunction, flex, refuse_extras, se
 from trainer.attention.registry import KERNELS, choose_kernel
 from trainer.attention.segments import SegmentInfo
 from trainer.config import ModelConfig
-from trainer.errors import AttentionUnavailable
+from trainer.errors import AttentionUnavailable, ModelUnusable
 from trainer.model import Policy, load_policy
 from trainer.oracle import forward_per_segment
 from trainer.packing import pack
@@ -143,5 +143,5 @@ def test_an_unknown_kernel_is_answered_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])
 def test_what_changes_the_result_and_is_not_implemented_is_refused(name: str) -> None:
     refuse_extras({name: None, "position_ids": 1})
-    with pytest.raises(NotImplementedError, match=name):
+    with pytest.raises(ModelUnusable, match=name):
         refuse_extras({name: 30.0})

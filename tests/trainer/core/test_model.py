@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from runtime.errors import UserError
 from tests.trainer.core.rank_worker import CPU
@@ -74,6 +74,15 @@ def test_a_soft_capped_head_is_refused(tmp_path: Path) -> None:
     config = edit_config(save_tiny_model(tmp_path), final_logit_softcapping=30.0)
     with pytest.raises(ModelUnusable, match="soft-capped"):
         load_policy(config, CPU)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_that_scales_its_logits_is_refused(tmp_path: Path, dtype: str) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = GraniteConfig(**sizes, vocab_size=64, logits_scaling=1.2, pad_token_id=None, bos_token_id=None)
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelUnusable, match=r"does more than a matrix product in its head .* wrong by 20%"):
+        load_policy(ModelConfig(path=tmp_path, seq_len=64, dtype=dtype), CPU)
 
 
 def test_bfloat16_scores_are_near_the_float32_ones(model_path: Path, policy: Policy) -> None:
