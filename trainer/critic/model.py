@@ -46,7 +46,6 @@ class OwnCritic(Critic):
         self.value_head = _value_head(trunk)
         self.compute_dtype = compute_dtype
         self.images = images
-        self.eval()
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """Values of the states before the trained tokens, in row order."""

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.core.rank_worker import CPU, GradientRecorder, train_scenario
+from tests.trainer.core.rank_worker import CPU, GradientRecorder, micro_batches_of, train_scenario
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN
 from trainer.activations import why_not_compiled
 from trainer.config import ModelConfig
+from trainer.critic.config import CriticConfig
+from trainer.critic.model import OwnCritic, load_critic
 from trainer.errors import ModelUnusable
 from trainer.model import Policy, load_policy
 from trainer.oracle import verify_packing
@@ -40,6 +42,16 @@ def test_each_layer_runs_twice_when_activations_are_checkpointed(model_path: Pat
     report = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], 0, 1)
     assert len(calls) == 2 * report.metrics["micro_batches/local"]
     assert not any(module.training for module in policy.causal_lm.model.layers[0].mlp.modules())
+
+
+def test_a_critic_with_a_trunk_of_its_own_checkpoints_its_activations_too(policy: Policy, model_path: Path) -> None:
+    config = ModelConfig(path=model_path, seq_len=SEQ_LEN, activation_checkpointing=True)
+    critic = load_critic(CriticConfig(), config, policy, CPU)
+    assert isinstance(critic, OwnCritic)
+    calls = []
+    critic.trunk.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    critic(micro_batches_of(SCENARIOS["packed"], 0, 1)[0]).sum().backward()
+    assert len(calls) == 2
 
 
 @pytest.mark.slow
