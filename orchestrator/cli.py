@@ -45,8 +45,12 @@ def run(argv: Sequence[str]) -> int:
 
 def ledger(argv: Sequence[str]) -> int:
     """`orchestrator ledger RUN`: 0 if every rollout is accounted for, 1 if not."""
+    usage = "usage: orchestrator ledger RUN_DIRECTORY (for example runs/default)"
+    if list(argv) in (["--help"], ["-h"]):
+        print(usage)
+        return 0
     if len(argv) != 1 or argv[0].startswith("-"):
-        raise UserError("usage: orchestrator ledger RUN_DIRECTORY (for example runs/default)")
+        raise UserError(usage)
     from orchestrator.ledger_report import report_ledger
 
     return report_ledger(Path(argv[0]))

@@ -185,7 +185,9 @@ class BatchServerConfig(Config):
 
 
 class OrchestratorConfig(ServiceConfig):
-    """`orchestrator`: schedule rollouts and ship batches."""
+    """`orchestrator`: schedule rollouts and ship batches.
+
+    Other commands: `orchestrator eval @ FILE`, `orchestrator ledger RUN`, `orchestrator check-advantage PATH`."""
 
     model: ModelConfig
     """Tokenizer of the policy."""

@@ -20,9 +20,9 @@ from runtime.errors import UserError
 
 
 class Config(BaseConfig):  # type: ignore[misc]
-    """Base of all config classes: unknown keys are errors, values do not change after start-up."""
+    """Base of all config classes: unknown keys and numbers that are not finite are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -176,12 +176,16 @@ def parse_config(config_class: type[ParsedT], argv: Sequence[str], *, prog: str)
     if "--help" in argv or "-h" in argv:
         sys.stdout.write(config_help(config_class, prog))
         raise SystemExit(0)
+    if argv and not argv[0].startswith(("-", "@")):
+        raise UserError(f"{argv[0]} is no command of `{prog}`; a config file is given as `{prog} @ FILE`")
     try:
         config: ParsedT = cli(config_class, args=list(argv), prog=prog)
     except ConfigFileError as error:
         raise UserError(describe_config_error(error, config_class)) from error
     except (OSError, ValueError) as error:  # a file that cannot be read; a value that is not the JSON it looks like
         raise UserError(f"cannot read the config: {error}") from error
+    except AttributeError as error:  # what the library meets in a JSON file that holds a list, say
+        raise UserError(f"cannot read the config: a file must hold a table of keys ({error})") from error
     return config
 
 

@@ -27,7 +27,7 @@ def describe_validation_error(error: ValidationError, config_class: ConfigClass)
     A shared key of `rl` is wrong in every service it flows into: it is reported once, where the user wrote it.
     """
     found: list[str] = []
-    for details in error.errors():
+    for details in _primary(error.errors()):
         mistake = _describe(details, config_class)
         if not any(mistake.endswith(f".{known}") for known in found):
             found.append(mistake)
@@ -36,8 +36,11 @@ def describe_validation_error(error: ValidationError, config_class: ConfigClass)
 
 def nearest_key(unknown: str, known: Iterable[str]) -> str:
     """The known key most like `unknown`: by the whole dotted name, or by its last part in another table."""
-    without_index = re.sub(r"\[\d+\]", "[]", unknown)
-    return max(known, key=lambda key: (_likeness(without_index, key), -len(key)))
+    return max(known, key=lambda key: (_likeness(_without_index(unknown), key), -len(key)))
+
+
+def _without_index(key: str) -> str:
+    return re.sub(r"\[\d+\]", "[]", key)
 
 
 def _likeness(left: str, right: str) -> float:
@@ -46,11 +49,19 @@ def _likeness(left: str, right: str) -> float:
     return max(whole, 0.95 * last)
 
 
+def _primary(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without "too short" of a list whose items were refused: that only follows from it."""
+    refused = {error["loc"][:end] for error in errors for end in range(len(error["loc"]))}
+    return [error for error in errors if error["type"] != "too_short" or error["loc"] not in refused]
+
+
 def _describe(details: ErrorDetails, config_class: ConfigClass) -> str:
     key = key_of(details["loc"], config_class)
     kind, value = details["type"], details["input"]
     if kind == "extra_forbidden":
-        known = (known_key.name for known_key in config_keys(config_class))
+        known = {known_key.name for known_key in config_keys(config_class)}
+        if _without_index(key) in known:  # a table with a `type`: the key belongs to another one
+            return f"{key} does not go with {key.rpartition('.')[0]}.type = {str(details['loc'][-2])!r}"
         return f"unknown key {key}; did you mean {nearest_key(key, known)}?"
     if kind == "missing":
         return f"{_first_required(key, config_class)} is required"

@@ -14,12 +14,17 @@ from runtime.errors import UserError
 from runtime.exit_codes import ExitCode
 from runtime.run_dir import RunDir
 
+USAGE = "usage: rl doctor RUN_DIRECTORY [--json] (for example rl doctor runs/default)"
+
 
 def doctor(argv: Sequence[str]) -> int:
     """Look at the run that `argv` names and say what is wrong with it: 0 if nothing is, else 1."""
     words = [word for word in argv if word != "--json"]
+    if words in (["--help"], ["-h"]):
+        sys.stdout.write(USAGE + "\n")
+        return ExitCode.OK
     if len(words) != 1 or words[0].startswith("-"):
-        raise UserError("usage: rl doctor RUN_DIRECTORY [--json] (for example rl doctor runs/default)")
+        raise UserError(USAGE)
     run_dir = RunDir(Path(words[0]))
     if not run_dir.services.is_dir():
         raise UserError(f"{run_dir.path} is not a run directory: it has no folder `services`")

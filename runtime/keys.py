@@ -28,6 +28,9 @@ from the orchestrator's folder and restart the orchestrator.
 
 def keys(argv: Sequence[str]) -> int:
     """Make the keys that `argv` asks for and say what goes where. Raises `UserError`; overwrites nothing."""
+    if list(argv) in (["--help"], ["-h"]):
+        sys.stdout.write(USAGE + "\n")
+        return 0
     if not argv or any(word.startswith("-") for word in argv):
         raise UserError(USAGE)
     folder, clients = Path(argv[0]), tuple(argv[1:])

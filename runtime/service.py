@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from loguru import logger
 
-from runtime.errors import ServiceError, StorageError, find_service_error
+from runtime.errors import ServiceError, StorageError, UserError, find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.logging import PRINTED, start_logging
 
@@ -20,7 +20,8 @@ def run_main(prog: str, function: Main, argv: Sequence[str] | None = None) -> No
     """Run `function` and end the process, with one of `runtime.exit_codes`.
 
     A `ServiceError`, also inside the group that a `TaskGroup` raises, is one line on stderr and in the log, without
-    a traceback; so is a disk that refuses (full, read-only, broken) where nobody had a plan for it, at start-up say.
+    a traceback; so is a disk that refuses (full, read-only, broken), or a file that this user may not touch, where
+    nobody had a plan for it, at start-up say.
     Anything else is a bug: its traceback is logged, exit code 1.
     """
     start_logging()
@@ -34,7 +35,7 @@ def run_main(prog: str, function: Main, argv: Sequence[str] | None = None) -> No
 
 
 def _report(prog: str, error: Exception) -> int:
-    known = find_service_error(error) or _storage_error(error)
+    known = find_service_error(error) or _disk_error(error)
     if known is None:
         logger.opt(exception=error).critical(f"{prog} failed: {error!r}")
         return ExitCode.FAILED
@@ -44,8 +45,10 @@ def _report(prog: str, error: Exception) -> int:
     return known.exit_code
 
 
-def _storage_error(error: BaseException) -> ServiceError | None:
+def _disk_error(error: BaseException) -> ServiceError | None:
     if isinstance(error, BaseExceptionGroup):
-        return next((known for inner in error.exceptions if (known := _storage_error(inner))), None)
+        return next((known for inner in error.exceptions if (known := _disk_error(inner))), None)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return UserError(f"this user may not touch {error.filename}: {error.strerror}")
     refused = isinstance(error, OSError) and error.errno in _DISK_REFUSES
     return StorageError(f"the disk refuses to be written: {error}") if refused else None

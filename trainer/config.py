@@ -210,7 +210,9 @@ class ParallelConfig(Config):
 
 
 class TrainerConfig(ServiceConfig):
-    """`trainer`: train a policy on batches from an orchestrator."""
+    """`trainer`: train a policy on batches from an orchestrator.
+
+    Other commands: `trainer export --run RUN --out FOLDER`, `trainer check-loss IMPORT_PATH`."""
 
     model: ModelConfig
     """The model to train."""

@@ -1,4 +1,4 @@
-"""`python -m transport inspect FILE [--json] [--rows N]`: look at any recorded batch. Checks every hash on the way."""
+"""`transport inspect FILE [--json] [--rows N]`: look at any recorded batch. Checks every hash on the way."""
 
 import argparse
 import sys
@@ -115,7 +115,7 @@ def render(summary: BatchSummary, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0; 1 if the file cannot be trusted (the reason is on stderr); 2 for wrong usage."""
-    parser = argparse.ArgumentParser(prog="python -m transport", description="Tools for recorded batches.")
+    parser = argparse.ArgumentParser(prog="transport", description="Tools for recorded batches.")
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser("inspect", help="print a recorded batch and check its hashes")
     inspect.add_argument("file", type=Path, help="an outbox/step-*.batch file")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from viewer.errors import NotRecorded
+from viewer.errors import NotRecorded, reading
 from viewer.groups import list_groups, show_group, show_rollout
 from viewer.overview import show_batches, show_circle, show_curves, show_metric, show_overview
 from viewer.params import Params
@@ -32,5 +32,6 @@ def answer(run: Run, question: str, params: Params) -> Json:
     """Answer `question` about the run as it is now. Raises `ViewerError`."""
     if question not in ANSWERS:
         raise NotRecorded(f"no such question: {question}")
-    run.refresh()
-    return ANSWERS[question](run, params)
+    with reading():
+        run.refresh()
+        return ANSWERS[question](run, params)

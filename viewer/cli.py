@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from runtime.secret_file import read_or_make_secret
 from transport.exposure import is_local
-from viewer.errors import ViewerError
+from viewer.errors import ViewerError, reading
 from viewer.run import Run
 from viewer.run_index import cache_folder
 
@@ -54,17 +55,18 @@ def report(argv: Sequence[str]) -> int:
 
 def open_run(path: Path) -> Run:
     """The run in `path`, or of that name below `runs/`, indexed."""
-    below = Path("runs") / path
-    run = Run(below if not path.exists() and below.is_dir() else path, cache_folder())
-    run.refresh()
-    return run
+    with reading():
+        below = Path("runs") / path
+        run = Run(below if not path.exists() and below.is_dir() else path, cache_folder())
+        run.refresh()
+        return run
 
 
 def _view_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rl view", description="Look inside a run: a page on this machine, or a terminal.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory; a second one is compared")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind; beyond loopback needs --token-file")
-    parser.add_argument("--port", type=int, default=PORT, help=f"port; 0 is a free one [{PORT}]")
+    parser.add_argument("--port", type=_port, metavar="PORT", default=PORT, help=f"port; 0 is a free one [{PORT}]")
     parser.add_argument("--token-file", type=Path, help="file with the token that visitors need; made if missing")
     parser.add_argument("--terminal", action="store_true", help="print instead of serving a page (SSH)")
     parser.add_argument("--step", type=int, help="with --terminal: the groups of this step")
@@ -77,8 +79,24 @@ def _report_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rl report", description="Write a run as one HTML file that opens offline.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory; a second one is compared")
     parser.add_argument("--out", type=Path, help="file to write [RUN/report/report.html]")
-    parser.add_argument("--max-mb", type=float, default=8.0, help="most megabytes of data of all runs together [8]")
+    parser.add_argument("--max-mb", type=_megabytes, default=8.0, help="most megabytes of data, all runs together [8]")
     return parser
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:6]) <= 65535):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def _megabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
 
 
 def _run_paths(paths: Sequence[Path]) -> Sequence[Path]:

@@ -1,7 +1,6 @@
 """The live page: an HTTP server that only reads. Files are read in threads, so that one slow disk holds up nobody."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -10,7 +9,7 @@ from aiohttp import web
 from viewer.access import guard
 from viewer.answers import answer
 from viewer.assets import assets, content_type
-from viewer.errors import NotRecorded, ViewerError
+from viewer.errors import NotRecorded, Unreadable, ViewerError
 from viewer.run import Run
 
 RUNS: web.AppKey[Sequence[Run]] = web.AppKey("runs")
@@ -61,15 +60,19 @@ async def _runs(request: web.Request) -> web.Response:
 async def _answer(request: web.Request) -> web.Response:
     runs = request.app[RUNS]
     name = request.match_info["run"]
-    if not (name.isascii() and name.isdigit() and int(name[:9]) < len(runs)):
+    if name not in [str(index) for index in range(len(runs))]:
         raise web.HTTPNotFound(text="no such run\n")
     try:
         found = await asyncio.to_thread(answer, runs[int(name)], request.match_info["question"], dict(request.query))
     except ViewerError as error:
-        return _json({"error": str(error)}, status=404 if isinstance(error, NotRecorded) else 400)
-    except (OSError, sqlite3.Error) as error:
-        return _json({"error": f"the files of the run cannot be read: {error}"}, status=503)
+        return _json({"error": str(error)}, status=_status(error))
     return _json(found)
+
+
+def _status(error: ViewerError) -> int:
+    if isinstance(error, Unreadable):
+        return 503
+    return 404 if isinstance(error, NotRecorded) else 400
 
 
 def _json(body: object, status: int = 200) -> web.Response:

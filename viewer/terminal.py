@@ -18,7 +18,7 @@ from rich.text import Text
 from runtime.progress import sparkline
 from viewer.answers import answer
 from viewer.conversation import Said
-from viewer.errors import ViewerError
+from viewer.errors import NotRecorded, ViewerError
 from viewer.run import Json, Run
 
 HELP = "s: steps   g STEP: groups of a step   o GROUP: its rollouts   r STEP.LINE: a rollout   d: doctor   q: quit"
@@ -31,7 +31,7 @@ def show(run: Run, console: Console, arguments: argparse.Namespace) -> int:
         console.print(_rollout(run, arguments.rollout))
     elif arguments.group:
         console.print(_group(run, arguments.group))
-    elif arguments.step:
+    elif arguments.step is not None:
         console.print(_groups(run, arguments.step))
     else:
         console.print(overview(run))
@@ -118,7 +118,10 @@ def _steps(run: Run) -> Table:
 
 def _groups(run: Run, step: object) -> Table:
     table = _table("group", "rollouts", "failed", "lowest", "highest", "mean", "fate")
-    for group in _rows(answer(run, "groups", {"step": str(step), "sort": "spread"}), "groups"):
+    groups = _rows(answer(run, "groups", {"step": str(step), "sort": "spread"}), "groups")
+    if not groups:
+        raise NotRecorded(f"no group of step {step} is recorded in this run")
+    for group in groups:
         names = ("num_rollouts", "num_failed", "reward_min", "reward_max", "reward_mean")
         numbers = [_number(group[name]) for name in names]
         table.add_row(Text(plain(group["group_id"])), *numbers, Text(plain(group["state"])))

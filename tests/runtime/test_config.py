@@ -60,6 +60,8 @@ class Example(ServiceConfig):
     """Loss."""
     envs: tuple[Env, ...] = ()
     """Envs."""
+    pools: tuple[Env, ...] = Field((Env(id="x"),), min_length=1)
+    """More envs."""
     urls: tuple[str, ...] = ()
     """URLs."""
     max_steps: int | None = None
@@ -147,6 +149,11 @@ def test_several_wrong_keys_are_all_named() -> None:
         ([*GOOD, "--max-steps"], "--max-steps requires a value"),
         ([*GOOD, "--optimizer", "3"], "--optimizer is a config group"),
         ([*GOOD, "stray"], "stray"),
+        (["x.toml"], "x.toml is no command of `example`; a config file is given as `example @ FILE`"),
+        ([*GOOD, "--optimizer.lr", "inf"], "optimizer.lr: .*finite.*got 'inf'"),
+        ([*GOOD, "--loss.scale", "2"], "^loss.scale does not go with loss.type = 'clip'$"),
+        ([*GOOD, "--pools", '[{"idd": "a"}]'], r"^pools\[0\].id is required; unknown key pools\[0\].idd; did .*\?$"),
+        ([*GOOD, "--pools", "[]"], "^pools: .*at least 1 item"),
         ([*GOOD, "--loss.type", "huber"], "loss: .*'huber'.*'clip'"),
         ([*GOOD, "--envs", '[{"id": 1'], "envs is not valid JSON"),
         ([*GOOD, "--run.name", "../up"], "run.name: .*got '../up'"),
@@ -175,6 +182,11 @@ def test_mistakes_in_a_file_name_the_key(tmp_path: Path, text: str, expected: st
     path = tmp_path / "bad.toml"
     path.write_bytes(text.encode("latin-1"))
     assert expected in error_of("@", str(path))
+
+
+def test_a_file_that_holds_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1, 2]")
+    assert "a file must hold a table of keys" in error_of("@", str(tmp_path / "list.json"))
 
 
 def test_long_values_are_cut(tmp_path: Path) -> None:

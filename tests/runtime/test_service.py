@@ -27,6 +27,7 @@ def main(argv):
         case "storage": raise StorageError("disk full")
         case "group": asyncio.run(group())
         case "full": raise OSError(28, "No space left on device", "runs/x/config.json")
+        case "denied": raise PermissionError(13, "Permission denied", "runs/x/metrics")
         case "bug": raise KeyError("oops")
         case "interrupt": raise KeyboardInterrupt
         case "code": return 77
@@ -83,6 +84,7 @@ def run_main(what: str) -> subprocess.CompletedProcess[str]:
             74,
             "trainer: the disk refuses to be written: [Errno 28] No space left on device: 'runs/x/config.json'\n",
         ),
+        ("denied", 2, "trainer: this user may not touch runs/x/metrics: Permission denied\n"),
         ("group", 76, "trainer: the orchestrator is gone\n"),
         ("interrupt", 130, ""),
         ("code", 77, ""),

@@ -73,6 +73,32 @@ def test_three_runs_are_too_many(run_path: Path) -> None:
         view([str(run_path)] * 3)
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [("view", ["--port", "65536"]), ("view", ["--port", "-1"])]
+    + [("report", ["--max-mb", megabytes]) for megabytes in ("nan", "inf", "-1", "x")],
+)
+def test_numbers_out_of_range_are_wrong_usage(
+    run_path: Path, command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        rl([command, str(run_path), *arguments])
+    assert ended.value.code == 2
+    assert f"got '{arguments[1]}'" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", Shape(num_steps=2))
+    (path / "rollouts" / "step-00000009.jsonl").mkdir()  # cannot be read as a file, whoever asks
+    with pytest.raises(UserError, match=r"the files of the run cannot be read: .*step-00000009"):
+        open_run(path)
+
+
+def test_terminal_says_that_a_step_has_no_groups(generated: Run) -> None:
+    with pytest.raises(UserError, match="no group of step 0 is recorded"):
+        shown(generated, argparse.Namespace(step=0, group=None, rollout=None))
+
+
 def test_terminal_shows_steps_a_group_and_a_rollout(generated: Run) -> None:
     text = shown(generated)
     for part in ("generated", "reward 0.250 → 0.750", "filtered", "question", "advantage", "push", "micro batch"):

@@ -54,6 +54,7 @@ async def test_every_response_forbids_foreign_scripts_and_frames(client: TestCli
         ("/static/py.typed", 404),
         ("/api/1/overview", 404),
         ("/api/-1/overview", 404),
+        ("/api/0000000009/overview", 404),
         ("/api/0/nothing", 404),
         ("/api/0/rollout?id=99.99", 404),
         ("/api/0/rollout?id=x", 400),
