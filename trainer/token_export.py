@@ -7,7 +7,7 @@ Which sequences are chosen depends on seed and step alone, so all ranks agree an
 export never changes training: a disk that is full costs the records of the step, and one warning.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from trainer.token_record import TokenRecorder
 from transport.sample import TrainingSample
 
 STABLE = "STABLE"
+_FAILED = b"failed"
 
 
 class TokenExport:
@@ -44,29 +45,45 @@ class TokenExport:
         return TokenRecorder(plan.step, rows, samples, plan.seq_len, self._ranks.rank)
 
     def write(self, recorder: TokenRecorder) -> None:
-        """Write what was recorded; `STABLE` only if every rank could."""
+        """Write what was recorded; `STABLE` only if every rank could. Replaces what was written before a crash, by
+        however many ranks."""
         folder = step_folder(self._folder, recorder.step)
-        outcomes = self._ranks.gather(b"ok" if not self._writes or self._attempt(folder, recorder) else b"failed")
-        if self._ranks.is_first and set(outcomes) == {b"ok"}:
-            self._attempt_marker(folder)
+        if self._ranks.is_first:
+            self._tried(folder, lambda: (folder / STABLE).unlink(missing_ok=True))
+        written = self._ranks.gather(self._attempt(folder, recorder))
+        if self._ranks.is_first and _FAILED not in written:
+            self._tried(folder, lambda: _complete(folder, {name.decode() for name in written}))
 
-    def _attempt(self, folder: Path, recorder: TokenRecorder) -> bool:
+    def _attempt(self, folder: Path, recorder: TokenRecorder) -> bytes:
+        """The name of the file that was written; empty if this rank does not write any."""
+        if not self._writes:
+            return b""
+        name = f"rank-{self._ranks.rank:05d}.jsonl"
         lines = b"".join(msgspec.json.encode(record) + b"\n" for record in recorder.records())
-        return self._try_write(folder / f"rank-{self._ranks.rank:05d}.jsonl", lines)
+        return name.encode() if self._tried(folder, lambda: _write(folder / name, lines)) else _FAILED
 
-    def _attempt_marker(self, folder: Path) -> None:
-        self._try_write(folder / STABLE, b"")
-
-    def _try_write(self, path: Path, data: bytes) -> bool:
+    def _tried(self, folder: Path, work: Callable[[], None]) -> bool:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, data)
+            work()
         except OSError as error:  # records are a help for people: training goes on without them
             if not self._has_warned:
-                logger.warning(f"token export: {path} cannot be written, its records are lost: {error}")
+                logger.warning(f"token export: {folder} cannot be written, its records are lost: {error}")
             self._has_warned = True
             return False
         return True
+
+
+def _write(path: Path, lines: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, lines)
+
+
+def _complete(folder: Path, names: set[str]) -> None:
+    """Every file is there: remove those of ranks that are no more, and say that the rest is whole."""
+    for path in folder.glob("rank-*.jsonl"):
+        if path.name not in names:
+            path.unlink()
+    _write(folder / STABLE, b"")
 
 
 def step_folder(folder: Path, step: int) -> Path:

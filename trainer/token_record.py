@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from trainer.images.cut import spans_within
 from trainer.logprobs import TokenScores
 from trainer.losses.protocol import RlOutputs
 from trainer.micro_batch import MicroBatch
@@ -146,7 +147,7 @@ class TokenRecorder:
             trajectory_id=sample.trajectory_id,
             step_index=sample.step_index,
             temperature=sample.temperature,
-            versions=sample.versions,
+            versions=spans_within(sample.versions, length),
             token_ids=sample.token_ids.numpy()[:length].tolist(),
             loss_mask=mask.tolist(),
             reward=[sample.reward] * length,

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainer.images.blocks import block_starts, grids_of, image_tokens_of
 from trainer.images.spec import GRIDS, PIXELS, ImageSpec
-from transport.sample import TrainingSample
+from transport.sample import TrainingSample, VersionSpan
 from transport.tensor import EncodedTensor
 
 _STREAMS = (
@@ -39,9 +39,14 @@ def cut_sample(sample: TrainingSample, spec: ImageSpec, seq_len: int) -> Trainin
         return sample
     length = cut_length(sample, spec, seq_len)
     streams = {name: _head(getattr(sample, name), length) for name in _STREAMS}
-    spans = (msgspec.structs.replace(span, end=min(span.end, length)) for span in sample.versions)
-    versions = tuple(span for span in spans if span.start < span.end)
+    versions = spans_within(sample.versions, length)
     return msgspec.structs.replace(sample, **streams, versions=versions, mm_kwargs=_images_before(sample, spec, length))
+
+
+def spans_within(versions: tuple[VersionSpan, ...], length: int) -> tuple[VersionSpan, ...]:
+    """Which policy sampled which of the first `length` tokens."""
+    spans = (msgspec.structs.replace(span, end=min(span.end, length)) for span in versions)
+    return tuple(span for span in spans if span.start < span.end)
 
 
 def _head(stream: float | EncodedTensor | None, length: int) -> float | EncodedTensor | None:

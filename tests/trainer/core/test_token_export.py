@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from trainer.plan import StepPlan, plan_step
 from trainer.step import StepSettings, Watch, train_mini_batch
 from trainer.token_export import STABLE, TokenExport, choose_rows, step_folder
 from trainer.token_record import TokenRecorder
+from transport.sample import VersionSpan
 
 ALONE = Ranks(0, 1, CPU)
 GIVEN = ("token_ids", "loss_mask", "reward", "advantage")
@@ -178,6 +180,36 @@ def test_rows_are_chosen_by_seed_and_step_at_the_rate_and_below_the_limit() -> N
 def test_the_marker_comes_last_and_no_temporary_file_stays(policy: Policy, tmp_path: Path) -> None:
     export(policy, SCENARIOS["packed"], tmp_path / "deep" / "er")
     assert {path.name for path in step_folder(tmp_path / "deep" / "er", 1).iterdir()} == {"rank-00000.jsonl", STABLE}
+
+
+def test_a_step_that_is_trained_again_by_fewer_ranks_leaves_nothing_of_the_first_time(
+    policy: Policy, tmp_path: Path
+) -> None:
+    folder = step_folder(tmp_path, 1)
+    folder.mkdir()
+    for name in ("rank-00000.jsonl", "rank-00001.jsonl", STABLE):
+        (folder / name).write_text("of before the crash")
+    export(policy, SCENARIOS["packed"], tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"rank-00000.jsonl", STABLE}
+
+
+def test_a_step_that_cannot_be_written_again_is_not_stable_any_more(tmp_path: Path) -> None:
+    folder = step_folder(tmp_path, 1)
+    (folder / "rank-00000.jsonl" / "in the way").mkdir(parents=True)
+    (folder / STABLE).write_text("")
+    TokenExport(TokenExportConfig(), tmp_path, ALONE, seed=0).write(TokenRecorder(1, frozenset(), {}, SEQ_LEN))
+    assert not (folder / STABLE).exists()
+
+
+def test_the_versions_of_a_record_are_those_of_its_tokens(policy: Policy) -> None:
+    scenario = SCENARIOS["packed"]
+    (row,) = [row for row, sample in enumerate(ordered(scenario)) if sample.num_tokens == 60]
+    spans = (VersionSpan(3, 30, 40), VersionSpan(4, 40, 55), VersionSpan(5, 55, 60))
+    sample = msgspec.structs.replace(ordered(scenario)[row], versions=spans)
+    recorder = TokenRecorder(1, frozenset([row]), {**dict(enumerate(ordered(scenario))), row: sample}, SEQ_LEN)
+    train(policy, scenario, recorder)
+    (record,) = recorder.records()
+    assert record.versions == (VersionSpan(3, 30, 40), VersionSpan(4, 40, SEQ_LEN))
 
 
 def test_a_disk_that_refuses_costs_the_records_and_one_warning(policy: Policy, tmp_path: Path) -> None:
