@@ -67,7 +67,7 @@ def train(run: Training, progress: Progress) -> Progress:
         run.ranks.require_same(plan.digest, f"the plan of step {batch.step}")
         reports = optimize(run, batch, plan)
         progress = progress.after(batch.step, reports)
-        run.non_finite.check(batch, progress)
+        run.non_finite.check(batch, reports, progress)
         publish(run, version=batch.step)
         run.inbox.trained(batch.step)
         run.telemetry.step(batch, reports, progress, current_learning_rate(run.optimizer))

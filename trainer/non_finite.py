@@ -1,5 +1,6 @@
 """What happens after a step with a NaN or an infinity: no rank stepped, the batch is kept, and too many end the run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from loguru import logger
@@ -8,6 +9,7 @@ from trainer.batch_source import Batch
 from trainer.distributed import Ranks
 from trainer.errors import NonFiniteError
 from trainer.progress import Progress
+from trainer.step import StepReport
 from transport.batch import build_batch
 from transport.batch_file import file_chunks
 from transport.durable import write_durably
@@ -22,15 +24,15 @@ class NonFiniteGuard:
         self._max_in_a_row = max_in_a_row
         self._ranks = ranks
 
-    def check(self, batch: Batch, progress: Progress) -> None:
-        """Raise `NonFiniteError` if too many steps in a row, up to this one, were skipped."""
+    def check(self, batch: Batch, reports: Sequence[StepReport], progress: Progress) -> None:
+        """Raise `NonFiniteError` if of too many batches in a row, up to this one, an optimizer step was skipped."""
         if progress.num_non_finite == 0:
             return
         if self._ranks.is_first:
-            kept = self._keep(batch)
+            kept, num_skipped = self._keep(batch), sum(not report.stepped for report in reports)
             logger.warning(
-                f"step {batch.step}: loss or gradient is not finite, no weight was changed "
-                f"({progress.num_non_finite} in a row, at most {self._max_in_a_row}); {kept}"
+                f"step {batch.step}: loss or gradient is not finite, {num_skipped} of {len(reports)} optimizer steps "
+                f"skipped ({progress.num_non_finite} in a row, at most {self._max_in_a_row}); {kept}"
             )
         if progress.num_non_finite >= self._max_in_a_row:
             raise NonFiniteError(

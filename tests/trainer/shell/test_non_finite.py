@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 
 from runtime.exit_codes import ExitCode
-from tests.trainer.shell.recorded import make_batch
+from tests.trainer.shell.recorded import make_batch, make_sample
 from tests.trainer.shell.runs import replay, weight_bytes
 from trainer.errors import NonFiniteError
+from transport.batch import build_batch
 from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
 from transport.outbox import batch_path
@@ -27,6 +28,15 @@ def test_a_non_finite_step_changes_no_weight_and_the_run_goes_on(model_path, tmp
     run_dir = replay(model_path, recording, tmp_path, "run", "--weights.keep", "4")
     assert weight_bytes(run_dir, 2) == weight_bytes(run_dir, 1)
     assert weight_bytes(run_dir, 3) != weight_bytes(run_dir, 2)
+
+
+def test_a_step_that_was_skipped_in_part_says_so(model_path, tmp_path):
+    """The warning must not say that no weight was changed: the other mini-batch was trained."""
+    samples = [make_sample("run", 1, index, scale=1.0 if index < 4 else HOPELESS) for index in range(8)]
+    write_durably(batch_path(tmp_path, 1), file_chunks(build_batch("run", 1, samples)))
+    run_dir = replay(model_path, tmp_path, tmp_path, "run", "--mini-batches", "2")
+    assert "not finite, 1 of 2 optimizer steps skipped (1 in a row" in (run_dir / "logs" / "trainer.log").read_text()
+    assert weight_bytes(run_dir, 1) != weight_bytes(run_dir, 0)
 
 
 def test_the_batch_of_a_non_finite_step_is_kept_byte_for_byte(model_path, tmp_path):
