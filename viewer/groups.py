@@ -1,6 +1,6 @@
 """Groups and rollouts of a run, as answers for a page."""
 
-from viewer.conversation import conversation, split_prompt
+from viewer.conversation import Said, conversation, split_prompt
 from viewer.errors import NotRecorded
 from viewer.params import PAGE_ROWS, Params, choice, integer, numbers, page_offset
 from viewer.run import Json, Run
@@ -17,6 +17,8 @@ ORDERS = {
 STATES = {"": "", "trained": "trained", "filtered": "filtered", "failed": "failed"}
 MAX_ROLLOUTS = 64
 """Members of a group that are shown."""
+MAX_CHARS = 20_000
+"""Of a message, where rollouts stand side by side; a rollout by itself is shown whole."""
 
 
 def list_groups(run: Run, params: Params) -> Json:
@@ -69,16 +71,27 @@ def visits(run: Run, group: Row) -> list[Row]:
 
 def _rollout(run: Run, step: int, line: int, *, whole: bool = False) -> Json:
     record = run.rollout_line(step, line)
-    prompt, answer = split_prompt(conversation(record.pop("messages", None)))
+    said = conversation(record.pop("messages", None))
+    prompt, answer = split_prompt(said if whole else [_cut(one) for one in said])
     trajectory_id = str(record.get("trajectory_id", ""))
-    query = "SELECT step, rank, line, step_index FROM tokens WHERE trajectory_id = ? AND step = ? ORDER BY step_index"
+    query = "SELECT step, rank, line, advantage FROM tokens WHERE trajectory_id = ? AND step = ? ORDER BY step_index"
     exported = run.index.select(query, (trajectory_id, step)) if record.get("failure") is None else []
     columns = record.pop("state_columns", None)
+    # What the trainer exported is what it trained with: a critic makes its own advantages from the rewards it is sent.
+    trained_with = next((row["advantage"] for row in exported), None)
     shown = record | {
         "id": f"{step}.{line}",
+        "advantage": record.get("advantage") if trained_with is None else trained_with,
         "step": step,
         "prompt": prompt,
         "answer": answer,
         "sequences": [f"{row['step']}.{row['rank']}.{row['line']}" for row in exported],
     }
     return shown | {"state_columns": columns} if whole else shown
+
+
+def _cut(said: Said) -> Said:
+    left = len(said.text) - MAX_CHARS
+    if left <= 0:
+        return said
+    return Said(said.role, f"{said.text[:MAX_CHARS]}… ({left:,} more characters: open the rollout)")

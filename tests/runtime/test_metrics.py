@@ -70,7 +70,7 @@ def test_tail_returns_each_whole_line_once(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"st')
     assert tail.read() == [{"step": 1}]
     with path.open("a") as file:
-        file.write('ep": 2}\nnot json\n[3]\n{"step": 4}\n')
+        file.write('ep": 2}\nnot json\n[3]\n{"step": "3"}\n{"step": 4}\n')
     assert tail.read() == [{"step": 2}, {"step": 4}]
     assert tail.read() == []
 

@@ -16,6 +16,7 @@ from viewer.conversation import Said, conversation
 from viewer.curves import MAX_POINTS, charts
 from viewer.errors import NotRecorded, ViewerError
 from viewer.fates import count_fates
+from viewer.groups import MAX_CHARS
 from viewer.run import Run
 from viewer.sequences import push
 from viewer.token_text import PART_OF_CHARACTER, TokenText
@@ -78,6 +79,27 @@ def test_group_has_its_prompt_and_its_rollouts_best_first_and_failures_with_thei
     assert rewards == [1.0, 0.0, 0.0, 0.0, None]
     assert group["rollouts"][-1]["message"] == "took <60 s>"
     assert group["rollouts"][-1]["sequences"] == []
+
+
+def test_long_messages_are_cut_in_a_group_and_whole_in_their_rollout(tmp_path: Path) -> None:
+    shape = Shape(num_steps=1, answer="x" * (MAX_CHARS + 1000), with_tokens=False)
+    with closing(Run(make_run(tmp_path / "run", shape), None)) as run:
+        rollout = answer(run, "group", {"id": "maths/example-0/1"})["rollouts"][0]
+        whole = answer(run, "rollout", {"id": rollout["id"]})
+    assert rollout["answer"][0].text.startswith("x" * MAX_CHARS + "… (1,002 more characters")
+    assert whole["answer"][0].text == f"{shape.answer} 0"
+
+
+def test_advantages_are_those_that_the_trainer_used(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", Shape(num_steps=1))
+    exported = path / "token_export" / "step-00000001" / "rank-00000.jsonl"
+    records = [json.loads(line) for line in exported.read_text().splitlines()]
+    lines(exported, [record | {"advantage": [0.125] * len(record["advantage"])} for record in records])  # a critic's
+    (path / "token_export" / "step-00000001" / "rank-00001.jsonl").unlink()
+    with closing(Run(path, None)) as run:
+        rollouts = answer(run, "group", {"id": "maths/example-0/1"})["rollouts"]
+    assert {rollout["advantage"] for rollout in rollouts if rollout["sequences"]} == {0.125}
+    assert 0.125 not in {rollout["advantage"] for rollout in rollouts if not rollout["sequences"]}
 
 
 def test_sequences_are_found_by_mask_ratio_and_env(generated: Run) -> None:

@@ -27,10 +27,10 @@ export const MEASURES = {
   },
   advantage: {
     name: "advantage",
-    hint: "How much better than its group the rollout was.",
+    hint: "How much better than its group the rollout was; with a critic, than the critic expected at this token.",
     value: (sequence, place) => sequence.advantage[place],
     colour: (value) => twoSided(value, 2),
-    ends: ["worse than the group", "better"],
+    ends: ["worse than expected", "better"],
     ramp: [-2, 2],
   },
   ratio: {

@@ -67,11 +67,11 @@ async function showLesson(run, story) {
     "section",
     { class: "card lesson" },
     el("h2", {}, `Why: one lesson of step ${group.step}`),
-    el("p", {}, `The same task was tried ${group.num_rollouts} times. What did better than the average of its group has a positive advantage, and its tokens are made more likely; what did worse, less likely.`),
+    el("p", {}, `The same task was tried ${group.num_rollouts} times. What did better than expected (than its group, or than a critic had thought) has a positive advantage, and its tokens are made more likely; what did worse, less likely.`),
     bubbles(prompt),
     el("div", { class: "tries" }, rollouts.map((rollout) => tryChip(run, rollout))),
     el("div", { class: "pair" }, cards),
-    el("p", { class: "hint" }, "Number below a token: its push, advantage × ratio × (1 − p). Near 0: the policy was already sure of it. Point at a token for all its numbers."),
+    cards.some((card) => card.querySelector(".token")) && el("p", { class: "hint" }, "Number below a token: its push, advantage × ratio × (1 − p). Near 0: the policy was already sure of it. Point at a token for all its numbers."),
     visits.length > 1 ? later(run, visits) : null,
     el("p", {}, link("group", { run: run.id, id: group.group_id }, "All rollouts of this group"), " · ", link("groups", { run: run.id, sort: "spread" }, "more groups like it")),
   );
@@ -96,7 +96,7 @@ async function lessonCard(run, rollout, kind) {
     el("p", {}, rewardChip(rollout.reward), advantageChip(rollout.advantage)),
     text,
     sequence ? null : el("p", { class: "hint" }, "Single tokens are not recorded: add an empty table [trainer.token_export] to the config."),
-    el("p", {}, link("rollout", { run: run.id, id: rollout.id }, "the whole rollout, token by token")),
+    el("p", {}, link("rollout", { run: run.id, id: rollout.id }, sequence ? "the whole rollout, token by token" : "the whole rollout")),
   );
 }
 

@@ -10,7 +10,7 @@ export function rewardChip(reward) {
 export function advantageChip(advantage) {
   if (advantage === null || advantage === undefined) return null;
   const style = advantage > 0 ? "up" : advantage < 0 ? "down" : "";
-  return el("span", { class: `chip ${style}`, title: "advantage: how much better than its group" }, "advantage ", el("b", {}, signed(advantage)));
+  return el("span", { class: `chip ${style}`, title: "advantage: how much better than its group, or than the critic expected" }, "advantage ", el("b", {}, signed(advantage)));
 }
 
 export function stateChip(state) {

@@ -40,7 +40,7 @@ function controls(sequence, state, draw) {
     draw();
   };
   const names = Object.fromEntries(Object.entries(MEASURES).map(([key, one]) => [key, one.name]));
-  const largest = Math.max(1, ...sequence.ratio.filter((value) => value !== null).map(distance));
+  const largest = sequence.ratio.reduce((most, value) => (value === null ? most : Math.max(most, distance(value))), 1);
   const slider = el("input", {
     type: "range", min: 1, max: largest, step: (largest - 1) / 100 || 1, value: 1, "aria-label": "ratio at least",
     input: (event) => change("minRatio")(Number(event.target.value)),
