@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm.engine.protocol import EngineClient
+from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 
 from inference.config import WeightsConfig
-from inference.errors import Unavailable, WeightsRefused
+from inference.errors import Unavailable, WeightsNotHeld, WeightsRefused
 from inference.torch_engine.adapter_pairs import check_base, fitting_pairs
 from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
 from inference.torch_engine.weights import VerifiedWeights
@@ -27,6 +28,9 @@ from inference.vllm_engine.checkpoint import checkpoint_shapes
 from inference.vllm_engine.settings import PluginSettings
 from transport.generation import ServedWeights
 from transport.weights import AdapterInfo, adapter_digest
+
+# Not `__name__`: vLLM shows only loggers below its own.
+logger = init_logger("vllm.tandem")
 
 NUM_KEPT = 2
 """Newest adapters that stay, borrowed or not."""
@@ -94,24 +98,25 @@ class AdapterShelf:
                 f"version {weights.version} is a whole model: an engine with vllm.max_lora_rank takes only adapters"
             )
         folder = self._root / f"v{weights.version:08d}-{number}"
-        await asyncio.to_thread(self._write, weights, info, folder)
         name = f"{self._run_id}-v{weights.version}-{weights.digest[:8]}-{number}"
         adapter = LoadedAdapter(weights.version, info, LoRARequest(name, number, str(folder)))
         try:
-            await self._client.add_lora(adapter.request)
+            await asyncio.to_thread(self._write, weights, info, folder)
             served = await self.read_back(adapter)
+            if served.digest != weights.digest:
+                raise WeightsNotHeld(f"it holds {served.digest}, not {weights.digest}")
         except Exception as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            await self._discard(adapter)
+            if isinstance(error, WeightsRefused):
+                raise
             raise WeightsRefused(f"vLLM does not take version {weights.version}: {error}") from error
-        if served.digest != weights.digest:
-            raise WeightsRefused(f"vLLM holds {served.digest} for version {weights.version}, not {weights.digest}")
         self._loaded.append(adapter)
         await self._retire()
         return served
 
     async def read_back(self, adapter: LoadedAdapter) -> ServedWeights:
         """Version and digest by the tensors that all workers hold. Raises `Unavailable` if they differ."""
-        await self._client.add_lora(adapter.request)  # in case that vLLM has evicted it meanwhile
+        await self._client.add_lora(adapter.request)  # the first time, and if vLLM has evicted it meanwhile
         info, request = adapter.info, adapter.request
         arguments = (request.lora_int_id, request.lora_path, info.alpha / info.rank)
         digests = set(await self._client.collective_rpc("tandem_adapter", args=arguments))
@@ -133,5 +138,12 @@ class AdapterShelf:
         for adapter in self._loaded[:-NUM_KEPT]:
             if adapter.num_borrowers == 0:
                 self._loaded.remove(adapter)
-                await self._client.remove_lora(adapter.request.lora_int_id)
-                shutil.rmtree(adapter.request.lora_path, ignore_errors=True)
+                await self._discard(adapter)
+
+    async def _discard(self, adapter: LoadedAdapter) -> None:
+        """Out of vLLM, if it is in there, and off the disk."""
+        try:
+            await self._client.remove_lora(adapter.request.lora_int_id)
+        except Exception as error:  # an engine that is dead says so itself, and the adapter serves no request any more
+            logger.warning("the adapter of version %d stays loaded: %r", adapter.version, error)
+        shutil.rmtree(adapter.request.lora_path, ignore_errors=True)

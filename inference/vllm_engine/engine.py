@@ -138,7 +138,7 @@ class VllmEngine:
         read = time.monotonic()
         self.served = await adapters.load(weights)
         self.last_progress = time.monotonic()
-        self.timings = {"stage_s": read - started, "apply_s": self.last_progress - read}
+        self.last_update = UpdateTimes(transfer_s=read - started, pause_s=0.0, apply_s=self.last_progress - read)
         return self.served
 
     async def read_served(self) -> ServedWeights:

@@ -1,0 +1,88 @@
+"""An adapter that vLLM does not hold as it was given: it is refused, and nothing of it stays."""
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+from vllm.lora.request import LoRARequest
+
+from inference.config import WeightsConfig
+from inference.errors import WeightsRefused
+from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish
+from inference.vllm_engine.adapter_shelf import AdapterShelf
+from inference.vllm_engine.settings import PluginSettings
+from tests.inference.adapters import RANK, make_adapter, publish_adapter
+from tests.inference.contract_server import make_model, save_model
+from transport.generation import ServedWeights
+
+
+class WrongEngine:
+    """vLLM's client, as far as the shelf needs it. Its workers answer `digests`; an exception among them is raised."""
+
+    def __init__(self, *digests: str | Exception) -> None:
+        self.loaded: set[int] = set()
+        self._digests = iter(digests)
+
+    async def add_lora(self, request: LoRARequest) -> bool:
+        assert Path(request.lora_path, "adapter_model.safetensors").is_file()
+        self.loaded.add(request.lora_int_id)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        self.loaded.discard(lora_id)
+        return True
+
+    async def collective_rpc(self, method: str, args: tuple[object, ...]) -> list[str]:
+        answer = next(self._digests)
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer]
+
+
+@pytest.fixture(scope="module")
+def base() -> PreTrainedModel:
+    return make_model(0)
+
+
+def shelf_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> AdapterShelf:
+    settings = PluginSettings(
+        run_id="default",
+        model_name="model",
+        model_path=str(save_model(folder / "model", base)),
+        dtype="float32",
+        admin_token_file=None,
+        pause_mode="keep",
+        max_waiting=1,
+        request_timeout_s=1.0,
+        weights=WeightsConfig().model_dump_json(),
+        max_lora_rank=RANK,
+        adapter_dir=str(folder / "adapters"),
+    )
+    return AdapterShelf(client, ServedWeights(version=0, digest=model_digest(base)), settings)  # type: ignore[arg-type]
+
+
+def adapter(base: PreTrainedModel, folder: Path, version: int) -> VerifiedWeights:
+    path = publish_adapter(folder / "weights", base, make_adapter(base, version), version)
+    return read_publish(path, version=version, run_id="default")
+
+
+@pytest.mark.parametrize("answer", ["another digest", RuntimeError("the adapter of q_proj is not what was given")])
+async def test_adapter_that_is_held_wrongly_is_refused_and_leaves_with_its_folder(
+    tmp_path: Path, base: PreTrainedModel, answer: str | Exception
+) -> None:
+    client = WrongEngine(answer)
+    shelf = shelf_of(client, base, tmp_path)
+    with pytest.raises(WeightsRefused, match="vLLM does not take version 1"):
+        await shelf.load(adapter(base, tmp_path, 1))
+    assert shelf.newest is None
+    assert client.loaded == set()
+    assert list((tmp_path / "adapters").iterdir()) == []
+
+
+async def test_disk_that_is_full_refuses_the_version_and_leaves_nothing(tmp_path: Path, base: PreTrainedModel) -> None:
+    client = WrongEngine()
+    shelf = shelf_of(client, base, tmp_path)
+    (tmp_path / "adapters").write_text("no folder can be made here")
+    with pytest.raises(WeightsRefused, match="version 1"):
+        await shelf.load(adapter(base, tmp_path, 1))
+    assert shelf.newest is None
