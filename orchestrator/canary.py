@@ -5,7 +5,7 @@ trainer's own, now and then: an engine that acknowledges an update and goes on w
 the two differ by more than the tolerance.
 """
 
-from collections.abc import Mapping
+import asyncio
 
 import numpy as np
 from loguru import logger
@@ -39,9 +39,11 @@ class CanaryCheck:
             return
         expected: Floats = weights.canary.logprobs.numpy()
         if self._is_due(weights.version):
-            for url, found in (await self._answers(weights.version, weights.canary)).items():
+            answers = await self._answers(weights.version, weights.canary)
+            for url, found in answers.items():
                 self._compare(url, weights, expected, found)
-            self._last_checked = weights.version
+            if answers:  # who could not be compared now is asked again at the next version
+                self._last_checked = weights.version
         self._remembered = dict([*self._remembered.items(), (weights.version, expected)][-MAX_REMEMBERED:])
 
     def _is_due(self, version: int) -> bool:
@@ -52,17 +54,16 @@ class CanaryCheck:
     async def _answers(self, version: int, canary: Canary) -> dict[str, Floats]:
         """By engine: its log probabilities, of engines that answered every prefix with `version`."""
         prompt = canary.token_ids.numpy()
-        replies = [
-            await self._engine.witness(_request(version, prompt[:length])) for length in canary.lengths.numpy().tolist()
-        ]
-        silent = {url for answers in replies for url in replies[0] if not _is_of(answers.get(url), version)}
+        lengths = canary.lengths.numpy().tolist()
+        replies = await asyncio.gather(
+            *(self._engine.witness(_request(version, prompt[:length])) for length in lengths)
+        )
+        urls = {url for answers in replies for url in answers}
+        silent = {url for answers in replies for url in urls if not _is_of(answers.get(url), version)}
         if silent:
             logger.warning("the canary of version {} is not compared with {}: no answer of it", version, silent)
-        urls: Mapping[str, object] = replies[0] if replies else {}
         return {
-            url: np.concatenate([answers[url].logprobs.numpy()[:1] for answers in replies])
-            for url in urls
-            if url not in silent
+            url: np.concatenate([answers[url].logprobs.numpy()[:1] for answers in replies]) for url in urls - silent
         }
 
     def _compare(self, url: str, weights: PublishedWeights, expected: Floats, found: Floats) -> None:

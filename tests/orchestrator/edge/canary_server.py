@@ -35,6 +35,8 @@ class CanaryServer(EngineServer):
     says the new version and digest everywhere, and goes on with the old weights."""
 
     keeps: bool = False
+    is_busy: bool = False
+    """Sends everybody away."""
     computes_with: int = 0
 
     async def apply(self, request: web.Request) -> web.Response:
@@ -46,6 +48,8 @@ class CanaryServer(EngineServer):
     async def generate(self, request: web.Request) -> web.StreamResponse:
         ask = msgspec.msgpack.decode(await request.read(), type=GenerateRequest)
         self.num_generate += 1
+        if self.is_busy:
+            return web.Response(status=429)
         if ask.temperature:
             return packed(await self.engine.generate(ask))
         value = logprob(self.computes_with, ask.token_ids.shape[0])

@@ -92,6 +92,17 @@ async def test_canary_is_asked_at_its_interval(interval_steps: int, asked: int) 
     assert server.num_generate == asked * len(canary_of(1).lengths.numpy())
 
 
+async def test_canary_that_nobody_answered_is_asked_again_at_the_next_version() -> None:
+    server = CanaryServer()
+    async with pool(server) as engine:
+        check = CanaryCheck(engine, interval_steps=100, tolerance=0.01)
+        server.is_busy = True
+        await give(engine, check, 1)
+        server.is_busy, server.keeps = False, True
+        with pytest.raises(CanaryError, match="version 2"):
+            await give(engine, check, 2)
+
+
 async def test_engine_without_a_model_and_trainer_without_a_canary_are_left_alone() -> None:
     scripted = CanaryCheck(ScriptedEngine(16, 0), interval_steps=1, tolerance=0.01)
     await scripted.check(published(1))
