@@ -62,7 +62,7 @@ class Replica:
         self.seen: ServedWeights | None = None
         self.vocab_size = 0
         self.last_update: UpdateTimes | None = None
-        """How long it took to load what it was given last."""
+        """How long it took to load what it was brought to last; None if it had that already."""
 
     @property
     def url(self) -> str:
@@ -92,6 +92,7 @@ class Replica:
         """Have it serve `target` and read it back. It may serve it already. Raises `EngineError`, naming both."""
         expected = target.served
         answered: ServedWeights | None = None
+        self.last_update = None
         served = await self.look(timeout_s)
         if served != expected and target.manifest_path is not None:
             order = ApplyWeights(manifest_path=target.manifest_path, version=expected.version)

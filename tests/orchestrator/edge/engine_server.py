@@ -111,7 +111,8 @@ class EngineServer:
             return web.json_response({"error": {"message": "hash mismatch", "type": "weights"}}, status=409)
         if not self.lies_about_weights:
             self.engine.weights = ServedWeights(version=order.version, digest=f"digest-{order.version}")
-        return web.json_response({"version": order.version, "digest": f"digest-{order.version}"})
+        times = {"transfer_s": float(order.version), "pause_s": 0.0, "apply_s": 0.5}
+        return web.json_response({"version": order.version, "digest": f"digest-{order.version}", "times": times})
 
     async def served(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self.engine.weights), content_type="application/json")

@@ -15,7 +15,7 @@ from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from tests.orchestrator.edge.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, serving
 from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.replies import make_reply
-from transport.generation import GenerateRequest, ServedWeights
+from transport.generation import GenerateRequest, ServedWeights, UpdateTimes
 from transport.tensor import EncodedTensor
 
 
@@ -209,6 +209,13 @@ async def test_weights_are_applied_on_all_engines_and_read_back() -> None:
         await engine.apply_weights("/weights/v4/manifest.json", 4, "digest-4")
         assert await engine.served() == ServedWeights(version=4, digest="digest-4")
         assert one.engine.weights == two.engine.weights
+
+
+async def test_times_are_of_this_update_and_of_those_who_had_to_load() -> None:
+    async with serving(EngineServer()) as one, serving(EngineServer()) as two, connected(one, two) as engine:
+        slowest = await engine.apply_weights("/weights/v4/manifest.json", 4, "digest-4")
+        assert slowest == UpdateTimes(transfer_s=4.0, pause_s=0.0, apply_s=0.5)
+        assert await engine.apply_weights("/weights/v4/manifest.json", 4, "digest-4") is None
 
 
 async def test_engine_that_says_yes_and_serves_the_old_version_is_found_out() -> None:
