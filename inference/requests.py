@@ -14,6 +14,8 @@ from transport.generation import GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor
 
 MAX_TOP_LOGPROBS = 20
+MIN_TEMPERATURE = 0.01
+"""vLLM samples at this where less is asked for, and says nothing; logits divided by much less overflow."""
 _decoder = msgspec.msgpack.Decoder(GenerateRequest)
 
 
@@ -28,7 +30,7 @@ def decode_generate(body: bytes) -> GenerateRequest:
 def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:
     """The job that `request` asks for. Raises `BadRequest`."""
     if request.adapter is not None:
-        raise BadRequest(f"adapter {request.adapter!r} is not served: the torch engine serves no adapters")
+        raise BadRequest(f"adapter {request.adapter!r} is not served: adapters are versions of the one policy here")
     job = Job(
         prompt=int32_vector(request.token_ids),
         max_tokens=request.max_tokens,
@@ -49,8 +51,8 @@ def check_job(job: Job, limits: EngineLimits) -> None:
         check_placeholders(job.prompt, job.images, limits.images)
     if job.max_tokens < 1:
         raise BadRequest(f"max_tokens must be at least 1, got {job.max_tokens}")
-    if not (math.isfinite(job.temperature) and job.temperature >= 0):
-        raise BadRequest(f"temperature must be a number >= 0, got {job.temperature}")
+    if not (math.isfinite(job.temperature) and (job.temperature == 0 or job.temperature >= MIN_TEMPERATURE)):
+        raise BadRequest(f"temperature must be 0 or a number >= {MIN_TEMPERATURE}, got {job.temperature}")
     if not 0 < job.top_p <= 1:
         raise BadRequest(f"top_p must be in (0, 1], got {job.top_p}")
     if foreign := [token for token in job.stop_token_ids if not 0 <= token < limits.vocab_size]:

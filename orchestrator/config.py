@@ -24,8 +24,8 @@ class ModelConfig(Config):
 class SamplingConfig(Config):
     """How completions are sampled. Truncation (top-p, top-k) is not offered: the trainer could not replay it."""
 
-    temperature: float = Field(1.0, gt=0)
-    """Softmax temperature."""
+    temperature: float = Field(1.0, ge=0.01)
+    """Softmax temperature. vLLM knows none below 0.01."""
     max_tokens: int = Field(256, gt=0)
     """Completion tokens of one turn."""
 

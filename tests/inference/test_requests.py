@@ -41,6 +41,7 @@ def test_request_becomes_a_job() -> None:
         (request(((1, 2), (3, 4))), "int32 vector"),
         (request(max_tokens=0), "max_tokens"),
         (request(temperature=-0.1), "temperature"),
+        (request(temperature=0.009), "temperature must be 0 or a number >= 0.01"),
         (request(temperature=math.nan), "temperature"),
         (request(temperature=math.inf), "temperature"),
         (request(top_p=0.0), "top_p"),
