@@ -32,6 +32,8 @@ class ChatTokenizer:
                 )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise BadRequest(f"the chat template refuses these messages: {error}") from error
+        if not isinstance(ids, list):  # an option of the tokenizer, not of the template: `tokenize`, `return_tensors`
+            raise BadRequest("chat_template_kwargs must be variables of the chat template")
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, token_ids: Int32s) -> str:

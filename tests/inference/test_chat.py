@@ -147,3 +147,10 @@ async def test_models_lists_the_one_model(client: TestClient) -> None:
     listing = await (await client.get("/v1/models")).json()
     assert [card["id"] for card in listing["data"]] == ["tiny"]
     assert listing["data"][0]["max_model_len"] == 256
+
+
+@pytest.mark.parametrize("option", [{"return_tensors": "np"}, {"return_tensors": "pt"}, {"tokenize": False}])
+async def test_option_of_the_tokenizer_is_no_variable_of_the_template(client: TestClient, option: object) -> None:
+    """With arrays for a prompt the engine died."""
+    assert (await refusal(client, chat_template_kwargs=option))[0] == 400
+    assert (await chat(client))["object"] == "chat.completion"
