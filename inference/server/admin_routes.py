@@ -23,8 +23,8 @@ async def require_admin_token(request: web.Request, handler: Handler) -> web.Str
     token = request.app[STATE].admin_token
     if token is None:
         return error_response(403, "admin_disabled", "admin routes are off: start the server with admin_token_file")
-    given = request.headers.get("Authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # any bytes may come
+    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
         return error_response(401, "wrong_admin_token", "the admin token is missing or wrong")
     return await handler(request)
 

@@ -121,6 +121,15 @@ async def test_admin_routes_need_the_token(client: TestClient, engine: TorchEngi
     assert not engine.stats.paused
 
 
+async def test_token_of_any_bytes_is_just_wrong(client: TestClient) -> None:
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    head = f"GET {WEIGHTS_PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode()
+    writer.write(head + b"Authorization: Bearer \xff\xfe\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 401 ")
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_admin_routes_are_off_without_a_token(engine: TorchEngine, model_dir: Path) -> None:
     async with running_client(engine, model_dir, token=None) as client:
         assert (await error_of(await client.get(WEIGHTS_PATH, headers=ADMIN)))[:2] == (403, "admin_disabled")
