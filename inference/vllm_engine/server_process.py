@@ -1,6 +1,7 @@
 """`VllmServer`: one life of vLLM's server, a child process with children of its own."""
 
 import contextlib
+import http.client
 import os
 import signal
 import urllib.error
@@ -69,7 +70,7 @@ class VllmServer:
             return Condition.ENDED
         try:
             self.report = self._ask()
-        except OSError:  # no connection, or no answer in time
+        except (OSError, http.client.HTTPException):  # no connection, no answer in time, or one that broke off
             return Condition.ABSENT
         except msgspec.MsgspecError:
             return Condition.FOREIGN

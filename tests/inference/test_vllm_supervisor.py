@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from inference.config import InferenceConfig
+from inference.vllm_engine.server_process import Condition, VllmServer
 from inference.vllm_engine.supervisor import VllmSupervisor, reserve
 from runtime.errors import ServiceError, UserError
 from runtime.health import Health, Status
@@ -193,3 +194,18 @@ def test_reserved_port_can_be_served_by_another_socket_and_is_not_given_away() -
             socket.create_connection(("127.0.0.1", port), timeout=5).close()
             with pytest.raises(UserError, match=f"cannot bind 127.0.0.1:{port}"):
                 reserve("127.0.0.1", port)
+
+
+def test_answer_that_breaks_off_is_none(tmp_path: Path, eventually: Poll) -> None:
+    """A server that dies while it answers is started again: the supervisor must outlive it."""
+    with reserve("127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
+        command = [sys.executable, "-m", "tests.inference.vllm_stand_in", "breaks off", str(port)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with VllmServer(command, environment, tmp_path / "vllm.out", f"http://127.0.0.1:{port}") as server:
+
+            def broke_off() -> bool:
+                assert server.look() is Condition.ABSENT
+                return any("broke off" in line for line in server.last_lines())
+
+            eventually(broke_off, within_s=60)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-MODES = ("well", "foreign", "dead", "refuses", "crashes")
+MODES = ("well", "foreign", "dead", "breaks off", "refuses", "crashes")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -22,6 +22,9 @@ class Handler(BaseHTTPRequestHandler):
         status = "dead" if self.mode == "dead" else "ok"
         body = b"" if self.mode == "foreign" else json.dumps({"status": status, "version": 3, "running": 2}).encode()
         self.send_response(503 if status == "dead" else 200)
+        if self.mode == "breaks off":
+            self.send_header("Content-Length", str(len(body) + 1))
+            print("broke off", flush=True)
         self.end_headers()
         self.wfile.write(body)
 
