@@ -405,24 +405,39 @@ async def test_update_while_paused_stays_paused(
     assert_exact(models, PROMPT, reply)
 
 
+async def updates_in_flight(
+    http: aiohttp.ClientSession, server: Server, locations: dict[int, str], prompts: list[list[int]]
+) -> list[GenerateReply]:
+    """Replies to requests that begin together, while one version follows the other as long as some are under way."""
+    async with http.post(PAUSE_PATH, headers=server.admin) as response:
+        assert response.status == 200
+    requests = [body(prompt, 200, f"r{i}", seed=i) for i, prompt in enumerate(prompts)]
+    tasks = [asyncio.create_task(generate(http, request)) for request in requests]
+    await until_health(http, "waiting", len(tasks))
+    async with http.post(RESUME_PATH, headers=server.admin) as response:
+        assert response.status == 200
+    for version in range(1, NUM_VERSIONS):
+        if all(task.done() for task in tasks):
+            break
+        status, answer = await apply(http, server, locations[version], version)
+        assert status == 200, answer
+    return await asyncio.wait_for(asyncio.gather(*tasks), 120)
+
+
 async def test_updates_under_64_requests_lose_none_and_every_token_has_its_version(
     http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], locations: dict[int, str]
 ) -> None:
     prompts = [[5 + i % 30] * (1 + i % 7) for i in range(64)]
-    requests = [body(prompt, 200, f"r{i}", seed=i) for i, prompt in enumerate(prompts)]
-    tasks = [asyncio.create_task(generate(http, request)) for request in requests]
-    await until_health(http, "running", 64)
-    version = 0
-    while not all(task.done() for task in tasks) and version + 1 < NUM_VERSIONS:
-        version += 1
-        status, answer = await apply(http, server, locations[version], version)
-        assert status == 200, answer
-    replies = await asyncio.wait_for(asyncio.gather(*tasks), 120)
-    assert [reply.request_id for reply in replies] == [f"r{i}" for i in range(64)]
-    for prompt, reply in zip(prompts, replies, strict=True):
-        assert reply.token_ids.shape == (200,)
-        assert_exact(models, prompt, reply)
-    assert sum(len(reply.versions) > 1 for reply in replies) >= 32, "the updates did not meet requests in flight"
+    for _ in range(5):  # on a busy machine the first update may come when all requests have ended
+        replies = await updates_in_flight(http, server, locations, prompts)
+        assert [reply.request_id for reply in replies] == [f"r{i}" for i in range(64)]
+        for prompt, reply in zip(prompts, replies, strict=True):
+            assert reply.token_ids.shape == (200,)
+            assert_exact(models, prompt, reply)
+        if sum(len(reply.versions) > 1 for reply in replies) >= 32:
+            break
+    else:
+        pytest.fail("the updates did not meet requests in flight")
     crossing = max(replies, key=lambda reply: len(reply.versions))
     span = crossing.versions[-1]
     tokens = crossing.token_ids.numpy().tolist()
