@@ -120,7 +120,6 @@ class TorchEngine:
 
     async def set_paused(self, paused: bool) -> bool:
         """Stop or resume decoding. Requests are accepted and wait; none is lost."""
-        self._check_open()
         self._paused = await self._ask(lambda reply: SetPaused(paused, reply))
         return self._paused
 
@@ -170,6 +169,7 @@ class TorchEngine:
         return self._decoder.loadable(self._intake.receive(location, version, given_up))
 
     async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | Score | SetPaused]") -> _T:
+        self._check_open()  # no thread, no reply: the engine may have ended while weights were fetched
         reply: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._replies.add(reply)
         self._inbox.put(command(reply))

@@ -58,6 +58,7 @@ class EngineThread:
         idle = self._paused or not self._decoder.has_work
         for command in self._inbox.take(_IDLE_WAIT_S if idle else 0):
             self._obey(command)
+            self._on_progress()  # a thousand sequences to score take longer than a step
         if not self._paused and self._decoder.has_work:
             finished = self._decoder.step()
             if finished:
@@ -75,7 +76,8 @@ class EngineThread:
                 served = self._decoder.swap(weights)
                 self._answer(reply, (served, time.monotonic() - started))
             case Score(job, reply):
-                self._answer(reply, self._decoder.score(job))
+                if not reply.done():  # nobody waits for it any more
+                    self._answer(reply, self._decoder.score(job))
             case SetPaused(paused, reply):
                 self._paused = paused
                 self._answer(reply, paused)

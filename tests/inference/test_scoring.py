@@ -13,11 +13,13 @@ from transformers import PreTrainedModel
 from inference.engine import EngineLimits
 from inference.errors import NonFiniteLogits, QueueFull, Unavailable, Unsupported
 from inference.generation import Job
-from inference.scoring import ScoreJob
+from inference.scoring import ScoreJob, Scores
 from inference.server.score_route import run_score
 from inference.server.state import STATE
+from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_client, running_engine
+from tests.inference.gate import Gate
 from tests.inference.tiny import VOCAB_SIZE, make_model, publish, save_model, score
 from transport.codec import encode
 from transport.generation import MSGPACK, SCORE_PATH, ScoreReply, ScoreRequest
@@ -137,3 +139,30 @@ async def test_an_engine_that_cannot_score_says_so(engine: TorchEngine, model_di
         with pytest.raises(Unsupported, match="cannot score"):
             await run_score(state, ScoreJob(ids(TOKENS)))
         assert (await client.post(SCORE_PATH, data=body())).status == 501
+
+
+async def test_every_score_is_progress_and_one_that_nobody_waits_for_is_left_out(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of teachers' sequences may take longer than `stall_timeout_s`."""
+    progress: list[None] = []
+    seen: list[int] = []
+    decoder_score = Decoder.score
+
+    def counted(self: Decoder, job: ScoreJob) -> Scores | NonFiniteLogits:
+        seen.append(len(progress))
+        return decoder_score(self, job)
+
+    monkeypatch.setattr(Decoder, "score", counted)
+    async with running_engine(model_dir, on_progress=lambda: progress.append(None)) as engine:
+        gate = Gate(1)
+        running = asyncio.create_task(engine.generate(Job(prompt=ids([5]), max_tokens=1, should_stop=gate)))
+        await asyncio.to_thread(gate.reached.wait, 30)
+        waiting = [asyncio.create_task(engine.score(ScoreJob(ids(TOKENS)))) for _ in range(20)]
+        await asyncio.sleep(0)
+        for task in waiting[:15]:
+            task.cancel()
+        await asyncio.wait(waiting[:15])
+        gate.opened.set()
+        await asyncio.gather(*waiting[15:], running)
+    assert len(seen) == len(set(seen)) == 5

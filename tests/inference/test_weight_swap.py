@@ -9,30 +9,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.errors import NonFiniteLogits, WeightsRefused
+from inference.errors import NonFiniteLogits, Unavailable, WeightsRefused
 from inference.generation import Completion, Job
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.weights import model_digest
+from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish
 from tests.inference.conftest import running_engine
+from tests.inference.gate import Gate
 from tests.inference.tiny import make_model, publish, save_model, score
 from tests.inference.waiting import until
 from transport.sample import VersionSpan
 from transport.weights import read_weight_manifest
-
-
-class Gate:
-    """Holds the engine between two decode steps, once a sequence has sampled `at` tokens."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-
-    def __call__(self, sampled: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> bool:
-        if len(sampled) == self._at:
-            self.reached.set()
-            assert self.opened.wait(30)
-        return False
 
 
 def job(prompt: list[int], max_tokens: int, gate: Gate | None = None) -> Job:
@@ -148,3 +134,24 @@ async def test_weights_with_nan_fail_requests_but_not_the_engine(
         await engine.generate(job([5], 5))
     await engine.apply_weights(publish(tmp_path, model, 2), 2)
     assert len((await engine.generate(job([5], 5))).token_ids) == 5
+
+
+async def test_engine_that_stops_while_weights_are_fetched_says_so(
+    engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is gone: nobody would ever answer."""
+    fetching, fetched = threading.Event(), threading.Event()
+    path = publish(tmp_path, make_model(1), 1)
+
+    def slowly(manifest: Path, **expected: object) -> VerifiedWeights:
+        fetching.set()
+        assert fetched.wait(30)
+        return read_publish(manifest, version=1, run_id="default")
+
+    monkeypatch.setattr("inference.torch_engine.weight_intake.read_publish", slowly)
+    swap = asyncio.create_task(engine.apply_weights(path, 1))
+    await asyncio.to_thread(fetching.wait, 30)
+    await engine.stop(grace_s=0)
+    fetched.set()
+    with pytest.raises(Unavailable, match="stopping"):
+        await asyncio.wait_for(swap, 60)

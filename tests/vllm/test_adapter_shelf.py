@@ -24,7 +24,6 @@ class WrongEngine:
         self._digests = iter(digests)
 
     async def add_lora(self, request: LoRARequest) -> bool:
-        assert Path(request.lora_path, "adapter_model.safetensors").is_file()
         self.loaded.add(request.lora_int_id)
         return True
 

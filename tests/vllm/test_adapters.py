@@ -69,7 +69,9 @@ async def test_version_0_is_the_base_and_each_adapter_is_exact_and_proven(
     assert_exact(models, [5, 6, 7], await generate(http, body([5, 6, 7], 24)))
     for version in (1, 2):
         status, answer = await apply(http, server, manifests[version], version)
+        times = answer.pop("times")
         assert (status, answer) == (200, await served(http, server))
+        assert times.keys() == {"transfer_s", "pause_s", "apply_s"}  # type: ignore[attr-defined]
         assert answer["digest"] == read_weight_manifest(manifests[version]).digest
         reply = await generate(http, body([5, 6, 7], 24))  # the same prompt: its prefix is cached under every version
         assert [span.version for span in reply.versions] == [version]
