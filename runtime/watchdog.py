@@ -4,7 +4,7 @@ import faulthandler
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loguru import logger
@@ -21,6 +21,8 @@ BLOCKED_DUMP_S = 30.0
 """Seconds that an event loop may be blocked before all stacks are dumped, once per block."""
 CHAIN_TIMEOUT_S = 5.0
 """Seconds that asking the other services may take: the disk that the answers come from may be what hangs."""
+TELL_TIMEOUT_S = 15.0
+"""Seconds that telling may take: stderr may be a pipe that nobody reads, and that may be what hangs."""
 
 
 class Watchdog:
@@ -78,33 +80,69 @@ class Watchdog:
             self._block_dumped = False
         elif not self._block_dumped:
             self._block_dumped = True
-            logger.error(f"event loop blocked for {blocked_s:.0f} s; stacks: {self._dump()}")
+            _within(TELL_TIMEOUT_S, lambda: self._tell_of_block(blocked_s))
+
+    def _tell_of_block(self, blocked_s: float) -> None:
+        stacks = _all_stacks()
+        where = self._keep(stacks)
+        _print(stacks)
+        logger.error(f"event loop blocked for {blocked_s:.0f} s; stacks: {where}")
 
     def _end(self, age: float) -> None:
-        where = self._dump()
+        _within(TELL_TIMEOUT_S, lambda: self._tell_of_stall(age))
+        os._exit(ExitCode.STALLED)
+
+    def _tell_of_stall(self, age: float) -> None:
+        """Files first: they seldom hang, and `rl doctor` reads them."""
+        stacks = _all_stacks()
+        where = self._keep(stacks)
         waits = self._health.waits or "nothing it knows of"
         reason = (
             f"stalled: no progress for {age:.1f} s "
             f"(stall_timeout_s = {self._health.stall_timeout_s:g}), waiting for {waits}"
         )
-        logger.critical(f"{self._health.service} {reason}; stacks: {where}")
+        chain = ""
         if self._run_dir is not None:
             name = self._stacks.stem if self._stacks is not None else self._health.service
-            logger.critical(f"who waits for whom: {_chain(self._run_dir, {name: self._health.report()})}")
+            chain = _chain(self._run_dir, {name: self._health.report()})
             record_end(self._run_dir.services / f"{name}.lock", f"exit {ExitCode.STALLED:d}: {reason}")
-        os._exit(ExitCode.STALLED)
+        _print(stacks)
+        logger.critical(f"{self._health.service} {reason}; stacks: {where}")
+        if chain:
+            logger.critical(f"who waits for whom: {chain}")
 
-    def _dump(self) -> str:
-        """Write the stacks of all threads to stderr and, if possible, to the stacks file; say where."""
-        faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    def _keep(self, stacks: str) -> str:
+        """Write to the stacks file, if possible; say where to look."""
         if self._stacks is None:
             return "stderr"
         try:
             with self._stacks.open("a") as file:
-                faulthandler.dump_traceback(file=file, all_threads=True)
+                file.write(stacks)
         except OSError:  # the disk may be what hangs us: stderr has the stacks
             return "stderr"
         return str(self._stacks)
+
+
+def _all_stacks() -> str:
+    """The stacks of all threads. By way of memory: faulthandler holds the interpreter's lock while it writes, so a pipe
+    that nobody reads would freeze every thread, the watchdog's included."""
+    with os.fdopen(os.memfd_create("stacks"), "w+") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        return file.read()
+
+
+def _print(text: str) -> None:
+    if sys.__stderr__ is not None:
+        sys.__stderr__.write(text)
+        sys.__stderr__.flush()
+
+
+def _within(seconds: float, work: Callable[[], None]) -> None:
+    """Do `work` in a thread, and wait for it no longer than that: it may hang where the service hangs."""
+    thread = threading.Thread(target=work, name="watchdog tells", daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
 
 
 def _chain(run_dir: RunDir, own: Mapping[str, Report]) -> str:
@@ -114,7 +152,5 @@ def _chain(run_dir: RunDir, own: Mapping[str, Report]) -> str:
     def ask() -> None:
         found.append(diagnose(gather_evidence(run_dir, known=own)).conclusion)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(timeout=CHAIN_TIMEOUT_S)
+    _within(CHAIN_TIMEOUT_S, ask)
     return found[0] if found else f"the run directory {run_dir.path} did not tell within {CHAIN_TIMEOUT_S:g} s"

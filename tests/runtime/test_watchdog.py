@@ -14,6 +14,7 @@ from loguru import logger
 from runtime.health import Health
 from runtime.loop_blame import blamed
 from runtime.loop_lag import MIN_PROBES, TICK_S, LoopLag
+from runtime.service_lock import read_holder
 from runtime.watchdog import Watchdog
 
 HANGS = """
@@ -38,6 +39,29 @@ for step in range(10):  # longer than the timeout: progress keeps it alive
 print("alive", flush=True)
 with health.waiting("batch 7 from the orchestrator"):
     wait_for_a_batch_that_never_comes()
+"""
+
+UNREAD = """
+import sys
+from pathlib import Path
+from loguru import logger
+from runtime.config import LogConfig
+from runtime.health import Health
+from runtime.logging import setup_logging
+from runtime.loop_lag import LoopLag
+from runtime.run_dir import RunDir
+from runtime.watchdog import Watchdog
+import runtime.watchdog
+
+runtime.watchdog.BLOCKED_DUMP_S = 0.0  # the warning of a blocked loop must not keep the watchdog either
+runtime.watchdog.TELL_TIMEOUT_S = 2.0
+run_dir = RunDir(Path(sys.argv[1])).create()
+setup_logging("trainer", LogConfig(), run_dir)
+health = Health("trainer", stall_timeout_s=1.0)
+with run_dir.lock("trainer"), Watchdog(health, run_dir.logs / "trainer.stacks", LoopLag(), run_dir=run_dir):
+    while True:  # until the pipe is full
+        logger.info("x" * 1000)
+        health.progress()
 """
 
 BLOCKED_LOOP = """
@@ -78,6 +102,18 @@ def test_stalled_process_dumps_its_stacks_and_exits_75(tmp_path: Path) -> None:
     assert "wait_for_a_batch_that_never_comes" in done.stderr
     assert "wait_for_a_batch_that_never_comes" in (tmp_path / "logs" / "trainer.stacks").read_text()
     assert "trainer stalled" in (tmp_path / "logs" / "trainer.log").read_text()
+
+
+def test_a_process_whose_stderr_nobody_reads_exits_75_too(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", UNREAD, str(tmp_path)], stderr=subprocess.PIPE) as process:
+        try:
+            assert process.wait(timeout=60) == 75
+        finally:
+            process.kill()
+    assert "in write" in (tmp_path / "logs" / "trainer.stacks").read_text()
+    holder = read_holder(tmp_path / "services" / "trainer.lock")
+    assert holder is not None
+    assert holder.ended.startswith("exit 75: stalled: no progress for")
 
 
 def test_blocked_loop_is_dumped_once_and_the_process_lives() -> None:
