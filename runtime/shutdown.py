@@ -1,6 +1,7 @@
 """Stop requests: the first SIGTERM or SIGINT asks for a graceful end, the second ends the process at once."""
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -55,7 +56,8 @@ class Shutdown:
             self._requested = True
             os.write(self._writer, b"x")
             if self._loop is not None and self._event is not None:
-                self._loop.call_soon_threadsafe(self._event.set)
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the end has begun without being asked for
+                    self._loop.call_soon_threadsafe(self._event.set)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a stop is requested or `timeout_s` has passed; true if it is requested. Any thread."""

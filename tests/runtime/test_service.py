@@ -69,6 +69,21 @@ else:
     asyncio.run(main())
 """
 
+STOPPED_AFTER_THE_LOOP = """
+import os, signal
+import uvloop
+from runtime.shutdown import Shutdown
+
+shutdown = Shutdown()
+
+async def main():
+    shutdown.event()
+
+uvloop.run(main())
+os.kill(os.getpid(), signal.SIGTERM)
+print("requested", shutdown.requested)
+"""
+
 
 def run_main(what: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", RAISES, what], capture_output=True, text=True, timeout=30)
@@ -101,6 +116,12 @@ def test_bug_has_a_traceback_and_exit_code_1() -> None:
     assert done.returncode == 1
     assert "CRITICAL trainer failed: KeyError('oops')" in done.stderr
     assert "Traceback" in done.stderr
+
+
+def test_stop_signal_between_the_end_of_the_loop_and_of_the_process_is_no_error() -> None:
+    command = [sys.executable, "-c", STOPPED_AFTER_THE_LOOP]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "requested True\n", "")
 
 
 def test_service_error_is_found_in_nested_groups() -> None:
