@@ -265,20 +265,30 @@ class Orchestrator:
         self._server.end(last_step)
 
     async def _until_trained(self) -> None:
-        """The last batch is cut: wait until it is committed, then until the trainer has heard that this is the end."""
+        """The last batch is cut: wait until it is committed, then until the trainer has heard that this is the end.
+
+        A trainer that comes back from an older checkpoint, because it cannot read the last one, is waited for again.
+        """
         last_step = self._config.max_steps
         await self._until_last_version_lives()
-        with self._health.waiting(f"the trainer to commit step {last_step}"):
-            await self._server.wait_committed(last_step)
+        while True:
+            with self._health.waiting(f"the trainer to commit step {last_step}"):
+                await self._server.wait_committed(last_step)
+            await self._until_trainer_leaves()
+            if self._server.last_committed >= last_step:
+                break
+        logger.info("all {} steps are trained and committed", last_step)
+
+    async def _until_trainer_leaves(self) -> None:
+        """It should have left soon; or it never comes; or it has to make up for a step that was committed."""
         deadline = time.monotonic() + 2 * self._config.server.peer_timeout_s
         was_here = False
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self._server.last_committed >= self._config.max_steps:
             is_here = any(peer.alive for peer in self._server.peers())
             if was_here and not is_here:
                 break
             was_here = was_here or is_here
             await asyncio.sleep(LINGER_POLL_S)
-        logger.info("all {} steps are trained and committed", last_step)
 
     def _close_ledger(self) -> None:
         finished = self._server.outbox.next_step > self._config.max_steps

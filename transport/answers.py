@@ -61,6 +61,11 @@ def has_lost_commit(outbox: Outbox, hello: Hello) -> bool:
     return hello.last_committed > outbox.progress.last_committed
 
 
+def has_fallen_back(outbox: Outbox, hello: Hello) -> bool:
+    """Whether a welcome trainer comes from an older checkpoint than it once reported. Its first rank speaks for all."""
+    return hello.rank == 0 and hello.last_committed < outbox.progress.last_committed
+
+
 def answer_manifest(outbox: Outbox, last_step: int | None, ask: GetManifest) -> ServerMessage | None:
     """The manifest, the end of the run, or why it cannot be; None while the batch is still to be cut."""
     if last_step is not None and ask.step > last_step:

@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 from loguru import logger
 
-from transport.answers import Report, answer_hello, answer_manifest, answer_samples, has_lost_commit, record_report
+from transport.answers import (
+    Report,
+    answer_hello,
+    answer_manifest,
+    answer_samples,
+    has_fallen_back,
+    has_lost_commit,
+    record_report,
+)
 from transport.errors import CodecError, OutboxError
 from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
@@ -119,6 +127,9 @@ class Desk:
         else:
             if has_lost_commit(self._outbox, hello):
                 await asyncio.to_thread(self._outbox.retire, hello.last_committed)
+            elif self._peers.find(identity) is None and has_fallen_back(self._outbox, hello):  # not a repeated greeting
+                logger.warning("the trainer goes on from step {}: its newer checkpoint is gone", hello.last_committed)
+                await asyncio.to_thread(self._outbox.fall_back, hello.last_committed)
             self._welcome(identity, address, hello)
         await self._router.send(identity, address, reply)
 

@@ -68,7 +68,8 @@ class Outbox:
 
     def steps(self) -> list[int]:
         """Steps that no durable checkpoint contains yet, ascending."""
-        return sorted(step for step in self._files if step > self._progress.last_committed)
+        held = tuple(self._files)  # at once: another thread may retire some
+        return sorted(step for step in held if step > self._progress.last_committed)
 
     def put(self, batch: EncodedBatch) -> None:
         """Store a batch durably. The same batch again is a no-op; another one under its step, or a gap, is an error."""
@@ -117,6 +118,11 @@ class Outbox:
             self._advance(self._progress.with_committed(up_to_step))
             if self._is_recorded:
                 self._drop_retired(self._files)
+
+    def fall_back(self, step: int) -> None:
+        """The trainer could not read back its newest checkpoint and went on from that of `step`."""
+        with self._lock:
+            self._advance(self._progress.with_fallback(step))
 
     def _advance(self, progress: Progress) -> None:
         """Progress counts in memory even if the disk refuses: the trainer repeats what matters in its next `Hello`."""

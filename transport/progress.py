@@ -1,7 +1,7 @@
 """`Progress`: how far the trainer has come, as the orchestrator was told. Values and transitions, no I/O.
 
-Every transition is monotonic and idempotent, so a message that is repeated after a reconnect or a restart changes
-nothing, and the order in which repeats arrive does not matter.
+Every transition is idempotent, and every one but `with_fallback` monotonic, so a message that is repeated after a
+reconnect or a restart changes nothing, and the order in which repeats arrive does not matter.
 """
 
 import msgspec
@@ -41,6 +41,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return self
         trained = self.with_trained(step)
         return msgspec.structs.replace(trained, last_committed=step, last_retired=self.last_committed)
+
+    def with_fallback(self, step: int) -> "Progress":
+        """The trainer was started from checkpoint `step`, the one before the newest: that one is no good any more. The
+        batches after `step` stay until a later checkpoint than `step` has a successor, as they would have."""
+        return msgspec.structs.replace(self, last_committed=max(self.last_retired, min(step, self.last_committed)))
 
     def with_weights(self, weights: PublishedWeights) -> "Progress":
         """Version `weights.version` can be loaded.

@@ -204,6 +204,23 @@ def test_commit_that_was_lost_is_made_up_for_at_hello(served: Served) -> None:
         assert served.server.last_trained == 2
 
 
+def test_trainer_that_falls_back_to_the_checkpoint_before_can_do_so_again(served: Served) -> None:
+    """3 was committed, but cannot be read back; so it is with 4, which comes after the fall."""
+    for step in (1, 2, 3, 4):
+        served.call(served.server.publish(make_batch(step)))
+    with client(served, last_committed=0) as link:
+        link.committed(2)
+        link.committed(3)
+    with client(served, rank=1, world_size=2, last_committed=2) as second_rank:
+        second_rank.hello()
+        assert served.server.last_committed == 3, "the first rank speaks for all"
+    for _ in range(2):
+        with client(served, last_committed=2) as link:
+            assert link.hello() == 3
+            assert served.server.last_committed == 2
+            link.committed(4)
+
+
 def test_a_rank_in_a_long_step_stays_alive_by_heartbeats(outbox: Outbox, eventually: Poll) -> None:
     with Served(outbox, peer_timeout_s=0.5) as served, client(served, heartbeat_s=0.05) as link:
         link.hello()

@@ -35,6 +35,27 @@ def test_batches_of_the_newest_checkpoint_are_not_retired() -> None:
     assert progress.with_committed(20).with_committed(20).last_retired == 10
 
 
+@given(EVENTS, st.integers(0, 20))
+def test_a_fallback_keeps_the_order_and_everything_that_is_not_retired(
+    events: list[tuple[str, int]], step: int
+) -> None:
+    progress = START
+    for event in events:
+        progress = apply(progress, event)
+    after = progress.with_fallback(step)
+    assert after.last_retired <= after.last_committed <= progress.last_committed
+    assert (after.last_retired, after.last_trained) == (progress.last_retired, progress.last_trained)
+    assert after.with_fallback(step) == after
+
+
+def test_a_checkpoint_that_was_fallen_back_to_keeps_its_batches_until_the_next_but_one() -> None:
+    """12 was no good: after the next commit, 10 is still the checkpoint before the newest."""
+    progress = START.with_committed(10).with_committed(12).with_fallback(10)
+    assert progress.last_committed == 10
+    assert progress.with_committed(20).last_retired == 10
+    assert progress.with_committed(20).with_committed(30).last_retired == 20
+
+
 def test_older_weights_are_ignored_and_newer_ones_replace() -> None:
     progress = START.with_weights(weights(3))
     assert progress.with_weights(weights(2)) == progress

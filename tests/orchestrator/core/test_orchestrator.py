@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from runtime.errors import UserError, find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.toys import (
+    DEADLINE_S,
     StandInTrainer,
     ToyEnv,
     make_config,
@@ -24,6 +27,7 @@ from tests.orchestrator.core.toys import (
     run_toy,
     training,
 )
+from transport.client import BatchClient
 from transport.generation import ServedWeights
 
 
@@ -44,6 +48,36 @@ async def test_every_step_is_trained_and_the_run_ends(tmp_path: Path) -> None:
     assert engine.weights == ServedWeights(version=4, digest="digest-4")
     assert not env.is_open
     assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
+
+
+@dataclass
+class FallenBackTrainer(StandInTrainer):
+    """Has a step that takes longer than the orchestrator of a finished run lingers."""
+
+    greeted: threading.Event = field(default_factory=threading.Event)
+
+    def _train(self, client: BatchClient) -> None:
+        client.hello()
+        self.greeted.set()
+        threading.Event().wait(1.0)
+        super()._train(client)
+
+
+async def test_a_finished_run_waits_for_a_trainer_that_lost_its_last_checkpoint(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with training(StandInTrainer(config.server.endpoint, commit_every=2)) as first:
+        await run_orchestrator(config, engine := make_engine(), [ToyEnv(engine)])
+    second = FallenBackTrainer(config.server.endpoint, last_committed=2)
+
+    class ToyEnvAfterGreeting(ToyEnv):
+        async def start(self) -> None:
+            assert await asyncio.to_thread(second.greeted.wait, DEADLINE_S)
+
+    again = config.model_copy(update={"server": config.server.model_copy(update={"peer_timeout_s": 0.1})})
+    with training(second):
+        await run_orchestrator(again, engine := make_engine(), [ToyEnvAfterGreeting(engine)])
+    assert second.digests == {step: digest for step, digest in first.digests.items() if step > 2}
+    assert second.last_committed == 4
 
 
 async def test_the_ledger_accounts_for_every_dispatched_rollout(tmp_path: Path) -> None:
