@@ -174,8 +174,12 @@ async def _stored(act: Callable[[], Awaitable[_T]], step: int) -> _T:
 async def _to_the_end(work: Awaitable[None]) -> None:
     """Finish `work` even when cancelled meanwhile, then let the cancellation go on."""
     task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:  # once by a loop that failed, say, and again by a stop signal
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -142,7 +142,10 @@ async def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: 
         assert b.server.outbox.steps() == []
 
 
-async def test_a_cut_that_has_begun_is_finished_when_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_cancels", [1, 3])
+async def test_a_cut_that_has_begun_is_finished_when_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cancels: int
+) -> None:
     monkeypatch.setattr(batcher_module, "STORE_BACKOFF_S", 0.05)
     async with bench(tmp_path) as b:
         assert isinstance(b.server.outbox, RefusingOutbox)
@@ -150,7 +153,9 @@ async def test_a_cut_that_has_begun_is_finished_when_cancelled(tmp_path: Path, m
         b.add_groups(1)
         running = asyncio.create_task(b.batcher.run())
         await b.poll(lambda: isinstance(b.server.outbox, RefusingOutbox) and b.server.outbox.num_refusals == 0)
-        running.cancel()
+        for _ in range(num_cancels):
+            running.cancel()
+            await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await running
         assert b.server.outbox.steps() == [1]
