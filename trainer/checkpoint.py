@@ -44,6 +44,7 @@ from trainer.progress import Progress
 
 RETRY_PAUSE_S = 1.0
 """Pause before a step is saved again that could not be saved, doubled each time: the run is at its end."""
+MAX_RETRY_PAUSE_S = 60.0
 PROGRESS_NAME = "progress.json"
 HF_NAME = "hf"
 
@@ -84,7 +85,7 @@ class Checkpoints:
     ) -> bool:
         """Whether the checkpoint is durable. `StorageError` after `max_failures` failed saves in a row."""
         if progress.step == self._failed_step:
-            time.sleep(RETRY_PAUSE_S * 2 ** (self._num_failures - 1))
+            time.sleep(min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 2 ** (self._num_failures - 1)))
         try:
             self._save(model, optimizer, progress, critic)
         except StorageError as error:

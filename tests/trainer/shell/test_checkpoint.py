@@ -8,7 +8,7 @@ import torch
 
 from runtime.errors import StorageError, UserError
 from tests.trainer.shell.tiny import file_size_limit, make_checkpoints, make_tiny, train_and_save
-from trainer.checkpoint import RETRY_PAUSE_S
+from trainer.checkpoint import MAX_RETRY_PAUSE_S, RETRY_PAUSE_S
 from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
 from trainer.progress import Progress
 
@@ -168,9 +168,9 @@ def test_the_same_step_is_saved_again_after_a_pause_only(root, model_path, monke
     tiny = make_tiny()
     checkpoints = make_checkpoints(root, model_path, max_failures=9)
     with file_size_limit(2_000):
-        for step in (1, 2, 3, 3, 3):
+        for step in (1, 2, 3, 3, 3, 3, 3, 3):
             assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=step))
-    assert pauses == [4 * RETRY_PAUSE_S, 8 * RETRY_PAUSE_S]
+    assert pauses == [*(RETRY_PAUSE_S * 2**power for power in (2, 3, 4, 5)), MAX_RETRY_PAUSE_S]
 
 
 def test_too_many_failed_saves_in_a_row_end_the_run(root, model_path, monkeypatch):
