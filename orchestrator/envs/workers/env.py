@@ -20,7 +20,6 @@ from loguru import logger
 
 from orchestrator.config import EnvConfig
 from orchestrator.engines.chat_model import ChatModel, Model
-from orchestrator.envs.outcome import failure
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.workers.frames import FrameLink, receive_blocking
 from orchestrator.envs.workers.messages import FROM_WORKER, FromWorker, Ready, Refused
@@ -107,10 +106,10 @@ class WorkerEnv:
                 slot = await self._pick()
                 results = await self._workers[slot].run(request)
         except TimeoutError:
-            failed = failure(FailureReason.ENV_TIMEOUT, self._overdue(slot, request))
+            failed = Failure(FailureReason.ENV_TIMEOUT, self._overdue(slot, request))
         except WorkerGone as gone:
             message = f"{request.group_id}#{request.index}: its worker ended: {gone}"
-            failed = failure(FailureReason.WORKER_LOST, message)
+            failed = Failure(FailureReason.WORKER_LOST, message)
         else:
             if any(isinstance(result, Rollout) for result in results):
                 self._num_deaths[slot] = 0
@@ -129,11 +128,11 @@ class WorkerEnv:
 
     async def _pick(self) -> int:
         """A slot whose worker is up; waits for one that is being started."""
-        while not self._workers:
-            if self._broken is not None:
-                raise self._broken
+        while not self._workers and self._broken is None:
             self._changed.clear()
             await self._changed.wait()
+        if self._broken is not None:
+            raise self._broken
         best = least_busy(list(self._workers.values()))
         return next(slot for slot, worker in self._workers.items() if worker is best)
 
@@ -162,8 +161,10 @@ class WorkerEnv:
             await self._replace(slot, await worker.end(0.0, problem))
 
     async def _replace(self, slot: int, ending: str) -> None:
-        """Start the worker again; after too many deaths in a row, leave the slot empty and end the run."""
+        """Start the worker again; once any of them died too often in a row, leave the slot empty and end the run."""
         while slot not in self._workers:
+            if self._broken is not None:
+                return
             self._num_deaths[slot] += 1
             self.problem = f"worker {slot} of {self.name} ended: {ending}"
             if self._num_deaths[slot] > self._config.max_worker_restarts:
@@ -202,7 +203,7 @@ class WorkerEnv:
         except BaseException:
             if link is not None:
                 with suppress(OSError):
-                    await asyncio.shield(link.close())
+                    await asyncio.shield(link.hang_up())
             await asyncio.shield(asyncio.to_thread(process.end, 0.0))
             raise
         return Worker(process, link, self._model)

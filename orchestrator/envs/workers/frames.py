@@ -45,8 +45,13 @@ class FrameLink(Generic[T]):
             return None
         return decode_frame(self._decoder, body)
 
+    async def hang_up(self) -> None:
+        """Close at once: what the other side has not read yet, because it is blocked, is not waited for. Idempotent."""
+        self._writer.transport.abort()
+        await self.close()
+
     async def close(self) -> None:
-        """Idempotent."""
+        """Waits until everything is sent. Idempotent."""
         self._writer.close()
         try:
             await self._writer.wait_closed()

@@ -76,11 +76,18 @@ def _from_frame(frame: ResultFrame, shelf: PictureShelf) -> Rollout | Failure:
         temperature=frame.temperature,
         is_truncated=frame.is_truncated,
         metrics=frame.metrics,
-        messages=tuple(msgspec.json.decode(frame.messages, type=list[dict[str, object]])),
+        messages=_messages(frame.messages),
         duration_s=frame.duration_s,
         sampling_args=frame.sampling_args,
         columns={name: msgspec.Raw(value) for name, value in frame.columns.items()},
     )
+
+
+def _messages(data: bytes) -> tuple[dict[str, object], ...]:
+    try:
+        return msgspec.json.decode(data, type=tuple[dict[str, object], ...])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WorkerLinkError(f"the messages of a rollout do not decode: {error}") from error
 
 
 def _branch_frame(branch: Branch) -> BranchFrame:
@@ -126,6 +133,10 @@ def _pictures(digests: tuple[str, ...], mm_kwargs: Mapping[str, EncodedTensor]) 
 
 
 def _copied(tensor: EncodedTensor) -> EncodedTensor:
+    try:
+        tensor.check()
+    except CodecError as error:
+        raise WorkerLinkError(f"the tokens of a message do not make sense: {error}") from error
     return EncodedTensor.of(tensor.numpy().copy())
 
 

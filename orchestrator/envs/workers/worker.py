@@ -95,7 +95,7 @@ class Worker:
 
     async def end(self, grace_s: float, problem: str = "") -> str:
         """Hang up, end the process, fail the runs it had; how it ended."""
-        await self._link.close()
+        await self._link.hang_up()
         self._gone = await asyncio.to_thread(self.process.end, grace_s) + problem
         for waiting in self._runs.values():
             if not waiting.done():
@@ -111,14 +111,17 @@ class Worker:
                 self._asks[message.id] = tasks.create_task(self._answer(message))
             case Drop() if message.id in self._asks:
                 self._asks[message.id].cancel()
-            case Done() if message.id in self._runs:
-                results = from_frames(message.results, self._shelf)
-                if not self._runs[message.id].done():
-                    self._runs[message.id].set_result(results)
-            case Broken() if message.id in self._runs:
+            case Done() if self._is_awaited(message.id):
+                self._runs[message.id].set_result(from_frames(message.results, self._shelf))
+            case Broken() if self._is_awaited(message.id):
                 self._runs[message.id].set_exception(UserError(message.reason))
             case _:
                 pass  # a beat, or something that nobody waits for any more
+
+    def _is_awaited(self, run_id: int) -> bool:
+        """A run that was cancelled, or is over its deadline, is still in `_runs` until its task takes notice."""
+        results = self._runs.get(run_id)
+        return results is not None and not results.done()
 
     async def _answer(self, ask: Ask | AskChat, pictures: Pictures | None = None) -> None:
         """`pictures` are held here so that others who ask find them."""
