@@ -250,14 +250,16 @@ class Orchestrator:
     async def _until_last_version_lives(self) -> None:
         """Only then is the run at its end: a trainer may hold the weights in its memory, and leaves when it hears so.
 
-        The engines get the time of two tries; should they not take it, the run ends without.
+        The engines get the time of two tries, and that of an evaluation, which pins the version before; should they not
+        take it, the run ends without.
         """
         last_step = self._config.max_steps
         with self._health.waiting(f"the trainer to train step {last_step}"):
             await self._server.wait_trained(last_step)
         weights = self._server.weights
         if weights is not None:
-            timeout_s = 2 * self._config.engines.update_timeout_s
+            pinned_s = self._config.eval.timeout_s if self._config.eval.envs else 0.0
+            timeout_s = 2 * self._config.engines.update_timeout_s + pinned_s
             try:
                 await self._policy.wait_live(weights.version, timeout_s)
             except TimeoutError:

@@ -79,12 +79,21 @@ async def _play(config: EvalCommandConfig, model: Engine | OpenAIModel, adapters
             raise PeerLostError(str(error)) from error
         for adapter in adapters:
             await adapter.start()
-        try:
-            async with asyncio.timeout(config.timeout_s):
-                await play(envs, outcomes, 0, seed=config.seed, max_in_flight=config.max_in_flight)
-        except TimeoutError:
-            logger.warning("the evaluation took over {:g} s: what is not finished counts as failed", config.timeout_s)
+        async with asyncio.TaskGroup() as tasks:
+            tending = tasks.create_task(_tend(model))
+            try:
+                async with asyncio.timeout(config.timeout_s):
+                    await play(envs, outcomes, 0, seed=config.seed, max_in_flight=config.max_in_flight)
+            except TimeoutError:
+                logger.warning("the evaluation took over {:g} s: what is not finished failed", config.timeout_s)
+            tending.cancel()
     return outcomes
+
+
+async def _tend(model: Engine | OpenAIModel) -> None:
+    """An engine that did not answer for a while gets requests again when it does."""
+    if not isinstance(model, OpenAIModel):
+        await model.tend()
 
 
 def _exit_code(config: EvalCommandConfig, report: EvalReport) -> int:

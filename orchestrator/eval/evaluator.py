@@ -20,7 +20,7 @@ from loguru import logger
 
 from orchestrator.config import EvalConfig
 from orchestrator.envs.protocol import EnvAdapter
-from orchestrator.eval.playing import play, unplayed
+from orchestrator.eval.playing import Outcomes, play, unplayed
 from orchestrator.eval.schedule import due_version, last_evaluated, save_result
 from orchestrator.eval.stats import eval_metrics
 from runtime.health import Health
@@ -92,10 +92,18 @@ class Evaluator:
 
     async def _evaluate(self) -> None:
         outcomes = unplayed(self._envs)
-        version = self._policy.live
+        async with self._policy.pinned() as version:  # its time begins now: an update may have held it up for long
+            await self._play(version, outcomes)
+        values: dict[str, float] = {}
+        for env, _ in self._envs:
+            values |= eval_metrics(env.label, outcomes[env.label], env.pass_reward)
+        await asyncio.to_thread(self._keep, version, values)
+        self._last_done = version
+
+    async def _play(self, version: int, outcomes: Outcomes) -> None:
         try:
-            async with asyncio.timeout(self._config.timeout_s), self._policy.pinned() as version:
-                with self._health.waiting(f"the evaluation of version {version}", loop=LOOP):
+            with self._health.waiting(f"the evaluation of version {version}", loop=LOOP):
+                async with asyncio.timeout(self._config.timeout_s):
                     await play(
                         self._envs,
                         outcomes,
@@ -106,11 +114,6 @@ class Evaluator:
                     )
         except TimeoutError:
             logger.warning("the evaluation of version {} took over {:g} s", version, self._config.timeout_s)
-        values: dict[str, float] = {}
-        for env, _ in self._envs:
-            values |= eval_metrics(env.label, outcomes[env.label], env.pass_reward)
-        await asyncio.to_thread(self._keep, version, values)
-        self._last_done = version
 
     def _keep(self, version: int, values: Mapping[str, float]) -> None:
         try:

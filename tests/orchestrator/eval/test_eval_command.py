@@ -13,7 +13,9 @@ import pytest
 from orchestrator.algorithms.chat_teacher import ChatTeacher
 from orchestrator.algorithms.config import TeacherConfig
 from orchestrator.config import OrchestratorConfig
+from orchestrator.engines.circuit import MAX_FAILURES
 from orchestrator.engines.openai import base_url
+from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.eval.command import evaluate
 from orchestrator.eval.command_config import EvalCommandConfig
 from orchestrator.eval.report import EvalReport, save_report
@@ -25,6 +27,8 @@ from tests.inference.conftest import running_client, running_engine
 from tests.inference.tiny import make_model, save_model
 from tests.orchestrator.core.toys import make_config
 from tests.orchestrator.edge.conftest import env_modules, tokenizer
+from tests.orchestrator.edge.engine_server import EngineServer, serving
+from tests.orchestrator.edge.test_http_engine import status
 from tests.orchestrator.eval.foreign_server import ForeignServer, foreign
 
 __all__ = ["env_modules", "tokenizer"]
@@ -89,6 +93,20 @@ async def test_server_that_fails_is_counted_and_named(tmp_path: Path) -> None:
     assert report.commonest_failure(env).startswith("engine_error: ")
     assert "answered 500" in report.commonest_failure(env)
     assert "eval_reward/edge-single/mean" not in report.metrics
+
+
+@pytest.mark.usefixtures("env_modules")
+async def test_engine_of_ours_that_fails_for_a_while_is_asked_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    engine = ScriptedEngine(tokenizer.vocab_size, min(tokenizer.eos_ids))
+    server = EngineServer(engine=engine, vocab_size=tokenizer.vocab_size, misbehaviours=[status(503)] * MAX_FAILURES)
+    async with serving(server):
+        engines = {"backend": "http"}
+        config = command(
+            server.url, tmp_path, engines=engines, model={"path": tokenizer.folder}, max_in_flight=1, timeout_s=60.0
+        )
+        report = await run(config)
+    assert report.metrics["eval_rollouts/edge-single/failed"] == MAX_FAILURES  # and no more: it came back
+    assert report.metrics["eval_rollouts/edge-single/finished"] == 6 - MAX_FAILURES
 
 
 @pytest.mark.usefixtures("env_modules")

@@ -2,13 +2,18 @@
 
 import asyncio
 import json
+import math
+import threading
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from orchestrator.config import EvalConfig
+from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.eval.evaluator import Evaluator
 from orchestrator.rollout import Failure, Rollout
@@ -23,6 +28,8 @@ from tests.orchestrator.core.toys import (
     run_orchestrator,
     training,
 )
+from tests.orchestrator.edge.polling import until
+from transport.client import BatchClient
 from transport.generation import ServedWeights
 
 ENV = {"id": "toy", "name": "exam", "num_examples": 3, "rollouts_per_example": 4, "sampling": {"max_tokens": 6}}
@@ -47,8 +54,8 @@ class FakePolicy:
 class Desk:
     """An evaluator and what it logged."""
 
-    def __init__(self, folder: Path, env: ToyEnv, **changes: object) -> None:
-        self.policy = FakePolicy()
+    def __init__(self, folder: Path, env: ToyEnv, policy: FakePolicy | None = None, **changes: object) -> None:
+        self.policy = policy or FakePolicy()
         self.health = Health("orchestrator", 60)
         self.logged: dict[int, Mapping[str, float]] = {}
         config = EvalConfig.model_validate({"envs": [ENV], "every_steps": 2, "max_in_flight": 5} | changes)
@@ -153,6 +160,24 @@ async def test_what_hangs_is_cut_off_at_the_deadline_and_counted_as_failed(tmp_p
     assert counts["eval_rollouts/exam/finished"] + counts["eval_rollouts/exam/failed"] == 12
 
 
+async def test_an_update_that_holds_up_the_evaluation_does_not_use_up_its_time(tmp_path: Path) -> None:
+    class BusyPolicy(FakePolicy):
+        """Weights are being applied, for longer than an evaluation may take."""
+
+        @asynccontextmanager
+        async def pinned(self) -> AsyncIterator[int]:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2.1):
+                    await asyncio.Event().wait()
+            async with super().pinned() as version:
+                yield version
+
+    engine = make_engine(weights=ServedWeights(version=9, digest=""))
+    desk = Desk(tmp_path, ToyEnv(engine, name="exam"), BusyPolicy(), timeout_s=2.0)
+    await desk.reach(4)
+    assert desk.logged[4]["eval_rollouts/exam/finished"] > 0
+
+
 async def test_a_version_that_never_comes_does_not_hold_up_the_end(tmp_path: Path) -> None:
     desk, _ = make_desk(tmp_path, timeout_s=0.05)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
@@ -196,6 +221,50 @@ async def test_a_whole_run_is_evaluated_and_ends(tmp_path: Path) -> None:
     rows = read_metrics(tmp_path / "toy" / "metrics" / "orchestrator.jsonl")
     assert {row["step"] for row in rows if "eval_reward/exam/mean" in row} == set(versions)
     assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
+
+
+@dataclass
+class LeavingTrainer(StandInTrainer):
+    """Publishes the last version while the one before is evaluated, and looks what is served when it may leave."""
+
+    engine: ScriptedEngine = field(default_factory=make_engine)
+    exam_runs: threading.Event = field(default_factory=threading.Event)
+    published_at: float = math.inf
+    served_at_the_end: int | None = None
+
+    def _train(self, client: BatchClient) -> None:
+        for step in range(client.hello(), 5):
+            assert client.manifest(step) is not None
+            if step == 4:
+                assert self.exam_runs.wait(30)
+            client.weights_published(step, f"weights/v{step}", f"digest-{step}")
+            client.trained(step)
+            self._commit(client, step)
+        self.published_at = time.monotonic()
+        assert client.manifest(5) is None
+        self.served_at_the_end = self.engine.weights.version
+
+
+async def test_the_trainer_may_leave_only_when_an_evaluation_has_let_the_last_version_in(tmp_path: Path) -> None:
+    """It may hold the weights in its memory, and the evaluation takes longer than two updates may."""
+    engine = make_engine()
+    config = make_config(
+        tmp_path,
+        eval={"envs": [ENV], "every_steps": 3, "timeout_s": 50, "max_in_flight": 12},
+        engines={"update_timeout_s": 0.05},
+    )
+    trainer = LeavingTrainer(config.server.endpoint, engine=engine)
+
+    class LongExam(ToyEnv):
+        async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+            if engine.weights.version == 3:
+                trainer.exam_runs.set()
+                await until(lambda: trainer.served_at_the_end or time.monotonic() > trainer.published_at + 0.5, 40)
+            return await super().run(request)
+
+    with training(trainer):
+        await run_orchestrator(config, engine, [ToyEnv(engine)], eval_adapters=[LongExam(engine, name="exam")])
+    assert trainer.served_at_the_end == 4
 
 
 def test_names_of_evaluation_environments_must_differ(tmp_path: Path) -> None:
