@@ -56,6 +56,8 @@ class ScoredEnv(PlayedEnv):
         """Rollout and scoring share the request's deadline."""
         deadline = asyncio.get_running_loop().time() + request.timeout_s
         results = await self._env.run(request)
+        if not any(isinstance(result, Rollout) for result in results):
+            return results  # nothing to score, and perhaps no time left: that is not the teacher's fault
         try:
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as tasks:
                 scored = [
@@ -64,7 +66,8 @@ class ScoredEnv(PlayedEnv):
                 ]
         except TimeoutError:
             message = f"{self._teacher} has not scored it {request.timeout_s:g} s after its start"
-            return [Failure(FailureReason.TEACHER_ERROR, message)] * len(results)
+            overdue = Failure(FailureReason.TEACHER_ERROR, message)
+            return [overdue if isinstance(result, Rollout) else result for result in results]
         return [task.result() for task in scored]
 
     async def _scored(self, trajectory_id: str, result: Rollout | Failure) -> Rollout | Failure:

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import numpy as np
@@ -224,7 +224,21 @@ async def test_a_teacher_that_hangs_costs_the_rollout_at_its_deadline_and_leaves
         results = await ScoredEnv(FixedEnv(make_rollout(), ENV_ERROR), teacher).run(rollout_request(timeout_s=0.1))
         assert not [task for task in asyncio.all_tasks() if "ScoredEnv" in repr(task)], "an orphan task is left"
     reasons = [result.reason for result in results if isinstance(result, Failure)]
-    assert reasons == [FailureReason.TEACHER_ERROR] * 2
+    assert reasons == [FailureReason.TEACHER_ERROR, ENV_ERROR.reason]
+
+
+async def test_an_environment_that_uses_up_the_time_is_not_the_teachers_fault() -> None:
+    class SlowEnv(FixedEnv):
+        async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(request.timeout_s + 0.01):
+                    await asyncio.Event().wait()
+            return self.results
+
+    overdue = Failure(FailureReason.ENV_TIMEOUT, "took longer")
+    async with serving(EngineServer(scores=scores)) as server, taught(server) as teacher:
+        results = await ScoredEnv(SlowEnv(overdue), teacher).run(rollout_request(timeout_s=0.01))
+    assert list(results) == [overdue]
 
 
 async def test_an_environment_that_the_teacher_plays_is_not_started_without_it() -> None:
