@@ -5,7 +5,7 @@
 
 import dataclasses
 import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights
 from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
 from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup
-from orchestrator.rollout import Failure, FailureReason, Rollout
+from orchestrator.rollout import Failure, FailureReason, Rollout, commonest_failure
 
 ZERO_SIGNAL = "zero_signal"
 """Every advantage of the group is 0: it would add nothing to the gradient."""
@@ -99,7 +99,7 @@ class SignalGuard:
 
     def saw(self, group: ScoredGroup) -> None:
         """Raise `NoSignalError` at the limit. Groups lost to failures say nothing about the signal."""
-        if group.filtered is None:
+        if group.filtered in (None, STALE):  # a stale one had a signal
             self._in_a_row = 0
         elif group.filtered == ZERO_SIGNAL:
             self._in_a_row += 1
@@ -132,10 +132,10 @@ class FailureGuard:
             self._stop(env_name, failures)
 
     def _stop(self, env_name: str, failures: list[Failure]) -> None:
-        (reason, message), count = Counter((seen.reason, seen.message) for seen in failures).most_common(1)[0]
+        commonest, count = commonest_failure(failures)
         text = (
             f"{len(failures)} of the last {self._window} rollouts of env {env_name!r} failed; "
-            f"the commonest error ({count}x) is {reason}: {message}"
+            f"the commonest error ({count}x) is {commonest.reason}: {commonest.message}"
         )
-        is_peer = reason in (FailureReason.ENGINE_ERROR, FailureReason.TEACHER_ERROR)
+        is_peer = commonest.reason in (FailureReason.ENGINE_ERROR, FailureReason.TEACHER_ERROR)
         raise EnginesLostError(text) if is_peer else FailureRateError(text)

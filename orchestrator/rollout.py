@@ -3,7 +3,8 @@
 Tokens live in numpy arrays from the engine's reply to the wire; no list ever holds one number per token.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -19,6 +20,9 @@ Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 UInt8s = npt.NDArray[np.uint8]
+
+MAX_MESSAGE_CHARS = 2000
+"""What is kept of the message of a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,20 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rollout that failed: data, not a crash."""
+    """A rollout that failed: data, not a crash. Whatever an environment raised, the message can be written down."""
 
     reason: FailureReason
     message: str
+
+    def __post_init__(self) -> None:
+        # Names of files that are not UTF-8 come as lone surrogates, which neither JSON nor msgpack takes.
+        short = self.message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
+        object.__setattr__(self, "message", short)
+
+
+def commonest_failure(failures: Sequence[Failure]) -> tuple[Failure, int]:
+    """One for the reason that most have, with the message that most of those have, and how many have the reason: many
+    messages name their rollout, so that no two are equal. There must be at least one."""
+    reason, count = Counter(failed.reason for failed in failures).most_common(1)[0]
+    messages = Counter(failed.message for failed in failures if failed.reason is reason)
+    return Failure(reason, messages.most_common(1)[0][0]), count

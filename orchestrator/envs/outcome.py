@@ -10,21 +10,14 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.gateway.session import AnySession
 from orchestrator.rollout import Failure, FailureReason, Rollout
 
-MAX_MESSAGE_CHARS = 2000
-
 
 def failure_of(error: Exception) -> Failure:
     """Who is to blame for `error`: the engine, or else the environment."""
     if isinstance(error, InvalidResponse):
-        return failure(FailureReason.INVALID_RESPONSE, str(error))
+        return Failure(FailureReason.INVALID_RESPONSE, str(error))
     if isinstance(error, EngineError):
-        return failure(FailureReason.ENGINE_ERROR, str(error))
-    return failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
-
-
-def failure(reason: FailureReason, message: str) -> Failure:
-    """A failure whose message fits into a log line."""
-    return Failure(reason, message[:MAX_MESSAGE_CHARS])
+        return Failure(FailureReason.ENGINE_ERROR, str(error))
+    return Failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
 
 
 def scored(
@@ -38,10 +31,10 @@ def scored(
 ) -> Rollout | Failure:
     """The session as a rollout with this reward; a `Failure` if it cannot be trained on."""
     if not math.isfinite(reward):
-        return failure(FailureReason.INVALID_REWARD, f"the reward of {session.plan.trajectory_id} is {reward}")
+        return Failure(FailureReason.INVALID_REWARD, f"the reward of {session.plan.trajectory_id} is {reward}")
     branches = session.trajectory.branches()
     if not branches:
-        return failure(FailureReason.ENV_ERROR, f"{session.plan.trajectory_id} ended without a single model call")
+        return Failure(FailureReason.ENV_ERROR, f"{session.plan.trajectory_id} ended without a single model call")
     return Rollout(
         env_name=request.example.env_name,
         example_id=request.example.example_id,

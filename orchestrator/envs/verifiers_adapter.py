@@ -25,7 +25,7 @@ from verifiers.v1.state import state_cls
 from orchestrator.config import EnvConfig
 from orchestrator.engines.chat_model import Model
 from orchestrator.envs.examples import example_ids
-from orchestrator.envs.outcome import failure, failure_of, scored
+from orchestrator.envs.outcome import failure_of, scored
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.gateway.server import Gateway
 from orchestrator.gateway.session import AnySession, Completion, SamplingPlan, open_session
@@ -85,7 +85,7 @@ class VerifiersAdapter:
         except Exception as error:  # whatever an environment raises costs this rollout, not the run
             if deadline.expired():
                 message = f"{request.group_id}#{request.index} took longer than {request.timeout_s:g} s"
-                failed = failure(FailureReason.ENV_TIMEOUT, message)
+                failed = Failure(FailureReason.ENV_TIMEOUT, message)
             else:
                 failed = failure_of(error)
         return [failed] * (request.group_size if self.scores_jointly else 1)
@@ -199,7 +199,7 @@ class GatewayDriver:
                 f"the episode has {len(traces)} trainable traces, expected {expected}: an Env that plays several "
                 f"trainable runs declares `{GROUP_SIZE_FIELD}: int` in its config (docs/environments.md)"
             )
-            failed = failure(FailureReason.ENV_ERROR, message)
+            failed = Failure(FailureReason.ENV_ERROR, message)
         if failed is not None:
             return [failed] * expected
         return [_scored_trace(request, sessions[trace.id], trace, self._columns, duration_s) for trace in traces]
@@ -358,7 +358,7 @@ def _scored_trace(
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored:  # verifiers counts a reward that never came as 0
         reason = FailureReason.ENV_TIMEOUT if trace.is_timeout else FailureReason.ENV_ERROR
-        return failure(reason, f"{session.plan.trajectory_id}: rewards were not computed: {', '.join(unscored)}")
+        return Failure(reason, f"{session.plan.trajectory_id}: rewards were not computed: {', '.join(unscored)}")
     return scored(
         request,
         session,
@@ -378,4 +378,4 @@ def _episode_failure(episode: vf.Episode, sessions: dict[str, AnySession]) -> Fa
         return failure_of(engine_errors[0])
     error = episode.last_error or next((trace.last_error for trace in episode.traces if not trace.ok), None)
     reason = FailureReason.ENV_TIMEOUT if episode.is_timeout else FailureReason.ENV_ERROR
-    return failure(reason, f"{error.type}: {error.message}" if error is not None else "the episode did not complete")
+    return Failure(reason, f"{error.type}: {error.message}" if error is not None else "the episode did not complete")

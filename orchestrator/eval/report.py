@@ -12,7 +12,7 @@ from rich.table import Table
 from orchestrator.config import EvalEnvConfig
 from orchestrator.eval.playing import Outcomes
 from orchestrator.eval.stats import eval_metrics
-from orchestrator.rollout import Failure, Rollout
+from orchestrator.rollout import Failure, Rollout, commonest_failure
 from orchestrator.rollout_log import failure_row, rollout_row
 from runtime.atomic_write import atomic_write
 
@@ -45,8 +45,11 @@ class EvalReport:
     def commonest_failure(self, env: EvalEnvConfig) -> str:
         """The reason and message that most of its failed rollouts have; empty if none failed."""
         results = [result for results in self.outcomes[env.label].values() for result in results]
-        reasons = [f"{failed.reason}: {failed.message}" for failed in results if isinstance(failed, Failure)]
-        return max(reasons, key=reasons.count, default="")
+        failures = [result for result in results if isinstance(result, Failure)]
+        if not failures:
+            return ""
+        commonest, _ = commonest_failure(failures)
+        return f"{commonest.reason}: {commonest.message}"
 
     @property
     def versions(self) -> list[int]:

@@ -1,14 +1,16 @@
 """Filters and guards: what stays out of a batch, and when a run gives up."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from orchestrator.advantages import make_advantage
 from orchestrator.advantages.config import GrpoAdvantageConfig, PpoAdvantageConfig, ReinforcePpAdvantageConfig
 from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
-from orchestrator.filters import ZERO_SIGNAL, FailureGuard, ScoredGroup, SignalGuard, normalise_batch, score
+from orchestrator.filters import STALE, ZERO_SIGNAL, FailureGuard, ScoredGroup, SignalGuard, normalise_batch, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.groups import JOINT_FAILURE, TOO_FEW_SURVIVORS, FinalGroup, GroupKey, Ticket
 from orchestrator.rollout import Failure, FailureReason
@@ -137,3 +139,27 @@ def test_lost_engines_have_their_own_exit_code() -> None:
     with pytest.raises(EnginesLostError, match="connection refused") as caught:
         guard.saw("copy", ENGINE_ERROR)
     assert caught.value.exit_code == ExitCode.PEER_LOST
+
+
+def test_the_commonest_error_is_found_although_messages_name_their_rollout() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=5)
+    for number in range(3):
+        guard.saw("copy", Failure(FailureReason.ENGINE_ERROR, f"request {number}: connection refused"))
+    guard.saw("copy", ENV_ERROR)
+    with pytest.raises(EnginesLostError, match=r"\(3x\) is engine_error: request \d: connection refused"):
+        guard.saw("copy", ENV_ERROR)
+
+
+def test_a_stale_group_shows_that_there_is_a_signal() -> None:
+    guard = SignalGuard(3)
+    for filtered in (ZERO_SIGNAL, ZERO_SIGNAL, STALE, ZERO_SIGNAL, ZERO_SIGNAL):
+        guard.saw(dataclasses.replace(scored(0.0, 0.0), filtered=filtered))
+    with pytest.raises(NoSignalError):
+        guard.saw(scored(0.0, 0.0))
+
+
+def test_any_message_of_a_failure_can_be_written_down() -> None:
+    name = os.fsdecode(b"caf\xe9")
+    failure = Failure(FailureReason.ENV_ERROR, f"no such file: {name}{'.' * 5000}")
+    assert failure.message.startswith(r"no such file: caf\udce9.")
+    assert len(msgspec.json.encode(failure.message)) < 3000
