@@ -97,7 +97,8 @@ class EnginePool:
             logger.debug("engine {} stays out of service: {}", replica.url, error)
             return False
         replica.circuit.close()
-        self._availability.restored()
+        if self.in_service():  # it may have been dropped meanwhile, and `pick` relies on there being one
+            self._availability.restored()
         logger.info("engine {} is back in service with version {}", replica.url, replica.seen_version)
         return True
 

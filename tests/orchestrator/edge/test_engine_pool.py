@@ -141,3 +141,22 @@ def test_backoff_is_bounded_and_honours_retry_after(attempt: int, retry_after: f
 def test_backoff_grows_and_is_jittered() -> None:
     assert backoff_s(3, None, 0.0) > backoff_s(1, None, 0.0)
     assert backoff_s(1, None, 0.9) > backoff_s(1, None, 0.1)
+
+
+async def test_engine_that_is_dropped_while_it_is_made_ready_brings_nothing_back() -> None:
+    (replica,) = await make_replicas("a")
+    availability = Availability()
+    pool = EnginePool([replica], availability)
+    pool.leave(replica, "it does not answer")
+    was_ready = asyncio.Event()
+
+    async def make_ready(one: Replica) -> None:
+        pool.drop(one)
+        was_ready.set()
+
+    tending = asyncio.create_task(pool.tend(make_ready))
+    await asyncio.wait_for(was_ready.wait(), 30)
+    tending.cancel()
+    await asyncio.wait([tending])
+    assert pool.in_service() == []
+    assert not availability.is_open  # else a request would look for an engine for ever, and never yield
