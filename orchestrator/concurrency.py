@@ -19,12 +19,12 @@ RESERVE = 0.1
 GROWTH = 0.1
 """Share of the capacity that is added at a time."""
 IN_USE = 0.9
-"""Share of the limit that must be in flight before it is worth growing."""
+"""Share of the limit that must be in flight before it is worth growing; or so much that no further group fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`lowest <= limit <= highest`."""
+    """`lowest <= limit <= highest`. `lowest` is the largest group, which starts as a whole."""
 
     lowest: int
     highest: int
@@ -41,7 +41,7 @@ def next_limit(limit: int, in_flight: int, load: EngineLoad, bounds: Bounds) -> 
     surplus = load.num_waiting - round(RESERVE * load.capacity)
     if surplus > 0:
         return bounds.clip(min(limit, in_flight) - (surplus + 1) // 2)
-    if load.num_waiting == 0 and in_flight >= IN_USE * limit:
+    if load.num_waiting == 0 and limit - in_flight < max(bounds.lowest, (1 - IN_USE) * limit):
         return bounds.clip(limit + max(1, round(GROWTH * load.capacity)))
     return bounds.clip(limit)
 

@@ -86,3 +86,12 @@ async def test_a_run_takes_no_more_than_its_engine_has_places_for(tmp_path: Path
     assert sorted(trainer.batches) == list(range(1, 11))
     assert min(seen[len(seen) // 2 :]) <= 12, "the limit never came down"
     assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
+
+
+def test_a_limit_between_two_multiples_of_a_group_grows_all_the_same() -> None:
+    """Groups start as a whole: of a limit of 12, groups of 8 can use 8."""
+    limit = 12
+    for _ in range(30):
+        in_flight = limit // BOUNDS.lowest * BOUNDS.lowest
+        limit = next_limit(limit, in_flight, engine_with(64, in_flight), BOUNDS)
+    assert limit >= 64
