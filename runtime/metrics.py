@@ -3,6 +3,7 @@
 Metrics never stop a run: a sink that refuses costs one warning, and is tried again at each step.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from runtime.tracker_sinks import trackio_sink, wandb_sink
 class MetricLog:
     """Writes the numbers of each step to `metrics/<service>.jsonl`, `metrics/tensorboard/<service>` and `registry`.
 
-    Usage: `metrics.log(step, {"loss": 0.3, "reward/all/mean": 0.7})`. Safe to call from one thread at a time.
+    Usage: `metrics.log(step, {"loss": 0.3, "reward/all/mean": 0.7})`. Safe to call from several threads.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class MetricLog:
     ) -> None:
         self._sinks: dict[str, MetricSink] = {}
         self._warned: set[str] = set()
+        self._writing = threading.Lock()
         self._sinks["jsonl"] = JsonlSink(run_dir.metrics / f"{service}.jsonl")
         if registry is not None:
             self._sinks["prometheus"] = PrometheusSink(service, registry)
@@ -46,11 +48,12 @@ class MetricLog:
         """Record `values` of `step`. Non-finite numbers become null. Never raises for a full or missing disk."""
         at = time.time()
         numbers = {key: float(value) for key, value in values.items()}
-        for name, sink in self._sinks.items():
-            try:
-                sink.write(step, at, numbers)
-            except OSError as error:
-                self._warn(name, f"{name} metrics cannot be written ({error}); the run goes on without them")
+        with self._writing:
+            for name, sink in self._sinks.items():
+                try:
+                    sink.write(step, at, numbers)
+                except OSError as error:
+                    self._warn(name, f"{name} metrics cannot be written ({error}); the run goes on without them")
 
     def close(self) -> None:
         """Close all sinks. Idempotent."""

@@ -28,17 +28,27 @@ class TrackedRun(Protocol):
 
 
 class TrackerSink:
-    """One run in a tracker. Raises `OSError` whenever the tracker raises anything."""
+    """One run in a tracker. Raises `OSError` whenever the tracker raises anything.
+
+    Trackers throw away what is logged for an earlier step than their newest, as the figures of an evaluation are, which
+    belong to a version that training has left behind: these are logged at the newest step, and say their own.
+    """
 
     def __init__(self, name: str, run: TrackedRun) -> None:
         self._name = name
         self._run: TrackedRun | None = run
+        self._newest_step = 0
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
         """Log all finite values of one step."""
-        if self._run is not None:
-            with _as_os_error(self._name):
-                self._run.log({key: value for key, value in values.items() if math.isfinite(value)}, step=step)
+        if self._run is None:
+            return
+        numbers = {key: value for key, value in values.items() if math.isfinite(value)}
+        if step < self._newest_step:
+            numbers["logged_for_step"] = float(step)
+        self._newest_step = max(self._newest_step, step)
+        with _as_os_error(self._name):
+            self._run.log(numbers, step=self._newest_step)
 
     def close(self) -> None:
         """End the run in the tracker. Idempotent."""

@@ -5,7 +5,9 @@ import math
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,20 @@ def test_a_line_that_a_full_disk_cut_spoils_no_later_one(run_dir: RunDir) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     log.log(3, {"loss": 3.0})
     assert [row["step"] for row in read_metrics(path)] == [1, 3]
+
+
+def test_several_threads_may_log(run_dir: RunDir) -> None:
+    """Steps and evaluations of the orchestrator are logged from different threads."""
+    log = MetricLog("orchestrator", run_dir, MetricsConfig(tensorboard=False), CollectorRegistry())
+    begin = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        begin.wait(60)
+        for step in range(20):
+            log.log(step, {f"metric/{step}/{key}": float(number) for key in range(20)})
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    log.close()
+    rows = read_metrics(run_dir.metrics / "orchestrator.jsonl")
+    assert sorted(row["step"] for row in rows) == sorted(list(range(20)) * 8)

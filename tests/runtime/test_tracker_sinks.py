@@ -91,3 +91,19 @@ def test_tracker_that_is_not_installed_costs_one_warning(
     MetricLog("trainer", run_dir, TRACKIO).close()
     (warning,) = warnings_seen
     assert "extra `trackio`" in warning
+
+
+def test_what_belongs_to_an_earlier_step_is_not_thrown_away_by_the_tracker(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = StandInTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+    log = MetricLog("orchestrator", run_dir, TRACKIO)
+    log.log(7, {"reward/all/mean": 0.5})
+    log.log(5, {"eval_reward/exam/mean": 0.75})
+    log.log(8, {"reward/all/mean": 0.6})
+    log.close()
+    late = {"eval_reward/exam/mean": 0.75, "logged_for_step": 5.0}
+    assert module.rows == [(7, {"reward/all/mean": 0.5}), (7, late), (8, {"reward/all/mean": 0.6})]
+    assert [row["step"] for row in read_metrics(run_dir.metrics / "orchestrator.jsonl")] == [7, 5, 8]
