@@ -254,7 +254,7 @@ class TrainerConfig(ServiceConfig):
     parallel: ParallelConfig = ParallelConfig()
     """Ranks."""
     health: HealthConfig = HealthConfig(port=9102)
-    """Health endpoint; rank r binds port + r (0: each rank takes a free port)."""
+    """Health endpoint; the r-th rank of a machine binds port + r (0: each rank takes a free port)."""
     max_non_finite_steps: int = Field(3, ge=1)
     """Steps in a row with a non-finite loss or gradient after which the trainer stops with exit code 77."""
     num_threads: int = Field(1, gt=0)

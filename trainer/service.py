@@ -92,7 +92,9 @@ class TrainerProcess:
         setup_logging(SERVICE, config.log, self._run_dir, rank=self._rank if distributed else None)
         self.health = Health(SERVICE, config.stall_timeout_s)
         registry = CollectorRegistry()
-        port = config.health.port + self._rank if config.health.port else 0
+        # By machine, not by run: a probe finds the first rank of every machine at the port that the config names.
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        port = config.health.port + local_rank if config.health.port else 0
         server = HealthServer(self.health, host=config.health.host, port=port, registry=registry)
         stack.callback(server.close)
         stack.enter_context(Watchdog(self.health, self._run_dir.logs / f"{name}.stacks", run_dir=self._run_dir))

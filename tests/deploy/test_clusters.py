@@ -107,8 +107,21 @@ def test_slurm_script_starts_what_the_services_accept(tmp_path: Path) -> None:
     assert config["orchestrator"]["endpoint"] == "tcp://a:29600"
 
 
-def test_skypilot_file_runs_what_rl_accepts() -> None:
+def test_skypilot_file_runs_what_the_services_accept() -> None:
     task = yaml.safe_load((ROOT / "deploy" / "skypilot.yaml").read_text())
-    (command,) = [line for line in task["run"].splitlines() if line.startswith("rl ")]
-    assert resolve("runtime", command.split()[1:])["run"]["dir"] == "/runs"
+    configs, gpus = {}, {}
+    for line in task["run"].splitlines()[1:]:
+        words = shlex.split(line.removesuffix(" &"))
+        if words[0].startswith("CUDA_VISIBLE_DEVICES="):
+            visible = words.pop(0).partition("=")[2]
+            gpus[words[0]] = set(visible.split(","))
+        if words[0] == "torchrun":
+            options, module, arguments = after_torchrun(words[1:])
+            check_torchrun(options)
+            words = [module, *arguments]
+        configs[words[0]] = resolve(words[0], words[1:])
+    assert {config["run"]["dir"] for config in configs.values()} == {"/runs"}
+    assert configs.keys() == {"inference", "orchestrator", "trainer"}
+    assert configs["inference"]["admin_token_file"] == configs["orchestrator"]["admin_token_file"]
+    assert not gpus["inference"] & gpus["torchrun"], "engine and trainer must not share a GPU"
     assert "python3.11" in task["setup"]

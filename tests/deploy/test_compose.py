@@ -147,6 +147,11 @@ def test_demo_model_is_the_one_that_the_demo_trains() -> None:
     assert words[words.index("--out") + 1] == config_of("demo-trainer")["model"]["path"]
 
 
+def test_engine_and_trainer_of_one_machine_have_gpus_of_their_own() -> None:
+    engine, trainer = (SERVICES[name]["environment"]["CUDA_VISIBLE_DEVICES"] for name in ("inference", "trainer"))
+    assert not set(engine.split(",")) & set(trainer.split(","))
+
+
 @pytest.mark.parametrize("name", ["inference", "trainer"])
 def test_gpu_services_reserve_gpus_and_shared_memory(name: str) -> None:
     (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]

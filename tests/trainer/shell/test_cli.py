@@ -65,7 +65,10 @@ def test_export_needs_exactly_one_source(tmp_path):
     assert_user_error(trainer("export", "--out", str(tmp_path / "out")), "either --checkpoint or --run")
 
 
-def test_a_health_port_in_use_is_a_user_error(model_path, recording, tmp_path):
+@pytest.mark.parametrize("ranks", [{}, {"RANK": "8", "LOCAL_RANK": "0"}], ids=["alone", "first of its machine"])
+def test_a_health_port_in_use_is_a_user_error(model_path, recording, tmp_path, monkeypatch, ranks):
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
