@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
 from trainer.attention.segments import RowPart
@@ -39,7 +39,7 @@ class ContextParallel:
 
     def gather(self, values: Tensor) -> Tensor:
         """`values` of all ranks, one after the other, with gradient; all must have the same shape."""
-        gathered: Tensor = all_gather_tensor_autograd(values.contiguous(), 0, self.group)
+        gathered: Tensor = all_gather_single_autograd(values.contiguous(), 0, self.group)
         return gathered
 
 

@@ -8,7 +8,7 @@ gradients on gloo when these have permuted strides, without a warning.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed._functional_collectives import all_gather_single_autograd
 
 from trainer.attention.segments import RowPart
 
@@ -23,8 +23,8 @@ def part_sdpa(
     window: int | None,
 ) -> Tensor:
     """[1, H, T_part, D] from q of that shape and k, v [1, H_kv, T_part, D] of every rank."""
-    keys: Tensor = all_gather_tensor_autograd(key.contiguous(), 2, part.group)
-    values: Tensor = all_gather_tensor_autograd(value.contiguous(), 2, part.group)
+    keys: Tensor = all_gather_single_autograd(key.contiguous(), 2, part.group)
+    values: Tensor = all_gather_single_autograd(value.contiguous(), 2, part.group)
     outputs = []
     for segment, first, last in overlaps(seq_lens, part.start, part.stop):
         queries = query[:, :, first - part.start : last - part.start]

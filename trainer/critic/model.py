@@ -126,4 +126,4 @@ def _value_head(trunk: PreTrainedModel) -> nn.Linear:
 def _values(head: nn.Module, states: Tensor) -> Tensor:
     with torch.autocast(states.device.type, enabled=False):
         values: Tensor = head(states.float())
-    return values[:, 0]
+    return values[:, 0].clone()  # FSDP hooks the outputs of a module and cannot follow views

@@ -2,6 +2,7 @@
 
 import json
 import traceback
+import warnings
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -52,6 +53,8 @@ DIVISIONS = {
 def run_parallel_rank(me: Rank) -> None:
     """Entry point of a rank: every division of this world size."""
     torch.set_num_threads(1)
+    for category in (FutureWarning, UserWarning):  # pytest's own filters do not reach this process
+        warnings.simplefilter("error", category)
     store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
     try:

@@ -2,6 +2,7 @@
 
 import json
 import traceback
+import warnings
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -87,6 +88,8 @@ def train_scenario(
 def run_rank(me: Rank) -> None:
     """Entry point of a rank. Leaves `rank<k>.json`, `error<k>.txt` on failure, and (rank 0) gradients by scenario."""
     torch.set_num_threads(1)
+    for category in (FutureWarning, UserWarning):  # pytest's own filters do not reach this process
+        warnings.simplefilter("error", category)
     store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
     try:
