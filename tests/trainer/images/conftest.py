@@ -74,6 +74,15 @@ class TwoRanks:
     out: Path
 
     def metrics(self, family: str, scenario: str, rank: int = 0) -> dict[str, float]:
+        return self._result(family, scenario, rank)["metrics"]
+
+    def logprobs(self, family: str, scenario: str) -> dict[int, list[float]]:
+        """By row, of both ranks."""
+        first, second = (self._result(family, scenario, rank)["logprobs"] for rank in range(2))
+        assert not first.keys() & second.keys()
+        return {int(row): values for row, values in (first | second).items()}
+
+    def _result(self, family: str, scenario: str, rank: int) -> dict[str, dict]:
         return json.loads((self.out / f"rank{rank}.json").read_text())[family][scenario]
 
     def gradients(self, family: str, name: str) -> dict[str, Tensor]:

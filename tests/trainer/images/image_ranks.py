@@ -21,8 +21,11 @@ from trainer.distributed import Ranks
 from trainer.fsdp import shard_policy
 from trainer.images.intake import take_in
 from trainer.layout import Layout, RowSharing
+from trainer.logprobs import TokenScores
 from trainer.losses.config import ReinforceLossConfig
 from trainer.losses.factory import make_loss
+from trainer.losses.protocol import RlOutputs
+from trainer.micro_batch import MicroBatch
 from trainer.model import Policy, load_policy
 from trainer.oracle import verify_packing
 from trainer.packing import pack_mini_batch
@@ -59,6 +62,7 @@ SCENARIOS = {
     "one sample per row": Scenario(MIXED, cap=2),
     "modalities apart": Scenario(MIXED, sharing=RowSharing.MODALITY),
     "images on one rank only": Scenario(("..b.xxxxx", ".....xxxx"), cap=12),
+    "images touch": Scenario(("s.xxb", "w.xxs", "b..xw", "s.xxbw")),
     "one sample": Scenario((".w.xxx",)),
     "text only": Scenario(("...xxx", "..xx")),
     "the only images are refused": Scenario(("..b.xxxxx", ".....xxxx", "....x"), cap=12, spoiled=(0,)),
@@ -80,12 +84,26 @@ class Recorder(torch.optim.Optimizer):
                 self.gradients[name] = whole.detach().clone()
 
 
+class LogprobsByRow:
+    """A `Watch` that keeps the log probabilities of every sample's trained tokens."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[float]] = {}
+
+    def __call__(self, batch: MicroBatch, scores: TokenScores, rl: RlOutputs | None) -> None:
+        for segment, row in enumerate(batch.sample_rows):
+            assert row not in self.rows, f"row {row} was trained twice"
+            self.rows[row] = scores.logprobs[batch.loss_tokens.segments == segment].tolist()
+
+
 def plan_of(scenario: Scenario, rank: int, world_size: int) -> StepPlan:
     layout = Layout(rank, world_size, scenario.cap, SEQ_LEN, sharing=scenario.sharing)
     return plan_step(build_batch("test", 1, scenario.samples()).manifest, layout)
 
 
-def train(policy: Policy, scenario: Scenario, rank: int, world_size: int) -> tuple[StepReport, dict[str, Tensor]]:
+def train(
+    policy: Policy, scenario: Scenario, rank: int, world_size: int, watch: LogprobsByRow | None = None
+) -> tuple[StepReport, dict[str, Tensor]]:
     plan = plan_of(scenario, rank, world_size)
     samples = scenario.samples()
     mine = {row: samples[row] for row in plan.rows_for(rank).tolist()}
@@ -98,7 +116,7 @@ def train(policy: Policy, scenario: Scenario, rank: int, world_size: int) -> tup
     )
     recorder = Recorder(policy)
     settings = StepSettings(plan.env_names, 1e9, scenario.cap)
-    report = train_mini_batch(policy, recorder, micro_batches, make_loss(ReinforceLossConfig()), settings)
+    report = train_mini_batch(policy, recorder, micro_batches, make_loss(ReinforceLossConfig()), settings, watch)
     return report, recorder.gradients
 
 
@@ -122,8 +140,8 @@ def run_rank(me: Rank) -> None:
     store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
     try:
-        metrics = {family: _work(me, family) for family in PACKED}
-        (me.out / f"rank{me.rank}.json").write_text(json.dumps(metrics))
+        results = {family: _work(me, family) for family in PACKED}
+        (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
     except Exception:
         (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
         raise
@@ -131,15 +149,16 @@ def run_rank(me: Rank) -> None:
         dist.destroy_process_group()
 
 
-def _work(me: Rank, family: str) -> dict[str, dict[str, float]]:
+def _work(me: Rank, family: str) -> dict[str, dict[str, object]]:
     mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
     config = ModelConfig(path=me.model_paths[family], seq_len=SEQ_LEN)
     policy = shard_policy(load_policy(config, CPU), mesh, reshard_after_forward=True)
     verify_packing(policy, CPU)
-    metrics = {}
+    results: dict[str, dict[str, object]] = {}
     for name, scenario in SCENARIOS.items():
-        report, gradients = train(policy, scenario, me.rank, me.world_size)
-        metrics[name] = report.metrics
+        logprobs = LogprobsByRow()
+        report, gradients = train(policy, scenario, me.rank, me.world_size, logprobs)
+        results[name] = {"metrics": report.metrics, "logprobs": logprobs.rows}
         if me.rank == 0:
             save_file(gradients, me.out / f"{family} {name}.safetensors")
     Publisher(me.out / family, "test", 2, Ranks(me.rank, me.world_size, CPU)).publish(policy.causal_lm, 0)
@@ -149,4 +168,4 @@ def _work(me: Rank, family: str) -> dict[str, dict[str, float]]:
     )
     if me.rank == 0:
         save_file(gradients, me.out / f"{family} bfloat16.safetensors")
-    return metrics
+    return results

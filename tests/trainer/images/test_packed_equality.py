@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.trainer.images.conftest import Policies, References, TwoRanks
-from tests.trainer.images.image_ranks import CPU, PACKED, SCENARIOS, Scenario, train
+from tests.trainer.images.image_ranks import CPU, PACKED, SCENARIOS, LogprobsByRow, Scenario, plan_of, train
 from tests.trainer.images.reference import relative_error
 from tests.trainer.images.tiny_vlm import MIXED, SEQ_LEN, SPEC, draw, draw_all
 from trainer.layout import RowSharing
@@ -33,22 +33,41 @@ def test_packed_log_probabilities_are_those_of_the_models_own_forward(
     torch.testing.assert_close(scores(policies[family], *MIXED).double(), torch.cat(expected), rtol=0, atol=TOLERANCE)
 
 
+def assert_scored_alike(rows: dict[int, list[float]], scenario: Scenario, expected: list[Tensor]) -> None:
+    """Every sound sample once, with the log probabilities of the reference."""
+    assert sorted(rows) == [row for row in range(len(scenario.drawings)) if row not in scenario.spoiled]
+    for row, reference in zip(sorted(rows), expected, strict=True):
+        torch.testing.assert_close(torch.tensor(rows[row]).double(), reference, rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("family", PACKED)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_gradient_on_one_rank_is_that_of_samples_alone(
+def test_scores_and_gradient_on_one_rank_are_those_of_samples_alone(
     family: str, name: str, policies: Policies, references: References
 ) -> None:
-    _, gradients = train(policies[family], SCENARIOS[name], rank=0, world_size=1)
-    assert relative_error(gradients, references[family, SCENARIOS[name]][1]) < TOLERANCE
+    logprobs, (expected, expected_gradients) = LogprobsByRow(), references[family, SCENARIOS[name]]
+    _, gradients = train(policies[family], SCENARIOS[name], rank=0, world_size=1, watch=logprobs)
+    assert relative_error(gradients, expected_gradients) < TOLERANCE
+    assert_scored_alike(logprobs.rows, SCENARIOS[name], expected)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("family", PACKED)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_gradient_on_two_ranks_is_that_of_samples_alone(
+def test_scores_and_gradient_on_two_ranks_are_those_of_samples_alone(
     family: str, name: str, two_ranks: TwoRanks, references: References
 ) -> None:
-    assert relative_error(two_ranks.gradients(family, name), references[family, SCENARIOS[name]][1]) < TOLERANCE
+    expected, expected_gradients = references[family, SCENARIOS[name]]
+    assert relative_error(two_ranks.gradients(family, name), expected_gradients) < TOLERANCE
+    assert_scored_alike(two_ranks.logprobs(family, name), SCENARIOS[name], expected)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_images_of_neighbours_touch_on_every_rank_where_a_scenario_says_so(world_size: int) -> None:
+    plan = plan_of(SCENARIOS["images touch"], 0, world_size).mini_batches[0]
+    assert plan.num_rounds * world_size == 2
+    rows = [plan.micro_batch_rows(rank, index) for rank in range(world_size) for index in range(plan.num_rounds)]
+    assert all(len(chosen) == 2 for chosen in rows)
 
 
 @pytest.mark.integration
