@@ -47,6 +47,16 @@ class Images:
     digest: bytes
 
     @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Start and end of each picture's placeholders in the prompt."""
+        return _runs(self.token_types)
+
+    @property
+    def patches(self) -> list[Floats]:
+        """The rows of `pixel_values` of each picture."""
+        return np.split(self.pixel_values, self.grids.prod(axis=1).cumsum()[:-1])
+
+    @property
     def rotary_offset(self) -> int:
         """How far behind its index the rotary position of a token after all pictures is: zero or negative."""
         rows, columns = (self.grids[:, axis] // self.merge_size for axis in (1, 2))
@@ -56,10 +66,9 @@ class Images:
         """int64[3, length]: time, row and column of every token; text counts on in all three."""
         positions = np.zeros((3, length), np.int64)
         index = position = 0
-        starts = _run_starts(self.token_types)
-        for start, (_, height, width) in zip(starts, self.grids.tolist(), strict=True):
+        for (start, end), (_, height, width) in zip(self.runs, self.grids.tolist(), strict=True):
             rows, columns = height // self.merge_size, width // self.merge_size
-            text, end = start - index, start + rows * columns
+            text = start - index
             positions[:, index:start] = position + np.arange(text)
             position += text
             positions[0, start:end] = position
@@ -75,7 +84,7 @@ def images_of(request: GenerateRequest, limits: ImageLimits | None) -> Images | 
     if not request.mm_kwargs and request.mm_token_type_ids is None:
         return None
     if limits is None:
-        raise BadRequest("this engine takes no pictures for the model in service: the torch engine does, for Qwen-VL")
+        raise BadRequest("the model in service takes no pictures: Qwen2.5-VL and Qwen3-VL do")
     if request.mm_kwargs.keys() != FIELDS or request.mm_token_type_ids is None:
         raise BadRequest(f"pictures need mm_token_type_ids and mm_kwargs with exactly {', '.join(sorted(FIELDS))}")
     pixels = _array("pixel_values", request.mm_kwargs["pixel_values"], "float32", 2)
@@ -101,8 +110,8 @@ def check_placeholders(prompt: Int32s, images: Images | None, limits: ImageLimit
     if is_placeholder[-1]:
         raise BadRequest("the prompt ends within a picture: there must be a token of text after it")
     sizes = (images.grids.prod(axis=1) // limits.merge_size**2).tolist()
-    if _run_sizes(types) != sizes:
-        raise BadRequest(f"the runs of image tokens are {_run_sizes(types)} long, the pictures need {sizes}")
+    if (runs := [end - start for start, end in images.runs]) != sizes:
+        raise BadRequest(f"the runs of image tokens are {runs} long, the pictures need {sizes}")
 
 
 def _array(name: str, tensor: EncodedTensor, dtype: str, dimensions: int) -> Array:
@@ -128,11 +137,6 @@ def _check_shapes(pixels: Floats, grids: Int64s, limits: ImageLimits) -> None:
         raise BadRequest("pixel_values holds a NaN or an infinity")
 
 
-def _run_starts(types: UInt8s) -> list[int]:
-    starts: list[int] = np.flatnonzero(np.diff(types, prepend=np.uint8(0)) == 1).tolist()
-    return starts
-
-
-def _run_sizes(types: UInt8s) -> list[int]:
-    ends: list[int] = (np.flatnonzero(np.diff(types, append=np.uint8(0)) == 255) + 1).tolist()
-    return [end - start for start, end in zip(_run_starts(types), ends, strict=True)]
+def _runs(types: UInt8s) -> list[tuple[int, int]]:
+    borders = np.flatnonzero(np.diff(types, prepend=np.uint8(0), append=np.uint8(0))).tolist()
+    return list(zip(borders[::2], borders[1::2], strict=True))

@@ -77,14 +77,13 @@ def check_positions(model: PreTrainedModel, path: Path, max_length: int) -> None
 
 def eos_token_ids(path: Path) -> frozenset[int]:
     """The ids that end a generation: of `generation_config.json`, else of `config.json`."""
-    for load in (GenerationConfig.from_pretrained, AutoConfig.from_pretrained):
-        try:
-            ids = load(path, local_files_only=True).eos_token_id
-        except OSError:  # the folder has no such file
-            continue
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
+    try:
+        ids = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
+    except OSError:  # the folder has no such file
+        ids = None
+    if ids is None:  # of a vision model the part that writes has it
+        ids = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config().eos_token_id
+    return frozenset([ids] if isinstance(ids, int) else ids or ())
 
 
 @torch.inference_mode()

@@ -10,13 +10,31 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
+from transformers import (
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from inference.images import ImageLimits, Images
 from inference.torch_engine.attention import Slots
 
 VISION_MODELS = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration)
+VISION_MODEL_TYPES = frozenset(model.config_class.model_type for model in VISION_MODELS)
+"""As `config.json` names them."""
+
+
+def image_limits(config: PretrainedConfig) -> ImageLimits:
+    """What pictures must be for a Qwen-VL model of this config."""
+    vision = config.vision_config
+    return ImageLimits(
+        image_token_id=config.image_token_id,
+        media_token_ids=frozenset({config.image_token_id, config.video_token_id}),
+        merge_size=vision.spatial_merge_size,
+        num_patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+    )
 
 
 def has_vision(model: PreTrainedModel) -> bool:
@@ -28,15 +46,8 @@ class Vision:
     """The part of a vision model that a decode step does not need."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        config = model.config
-        vision = config.vision_config
         self._model = model
-        self.limits = ImageLimits(
-            image_token_id=config.image_token_id,
-            media_token_ids=frozenset({config.image_token_id, config.video_token_id}),
-            merge_size=vision.spatial_merge_size,
-            num_patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-        )
+        self.limits = image_limits(model.config)
 
     def forward(self, tokens: Tensor, images: Sequence[Images | None], slots: Slots) -> Tensor:
         """Hidden states `[B, T, H]` of `tokens[B, T]`; `images[i]` are the pictures of row `i`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from inference.config import InferenceConfig
+from inference.model_folder import sees_pictures
 from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE, PluginSettings
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
@@ -43,6 +44,9 @@ def vllm_command(config: InferenceConfig, port: int) -> tuple[str, ...]:
     switches = ["--disable-uvicorn-access-log", *(["--enforce-eager"] if vllm.enforce_eager else [])]
     if vllm.max_lora_rank is not None:
         switches.append("--enable-lora")
+    if sees_pictures(config.model.path):
+        flags |= {"--limit-mm-per-prompt": json.dumps({"video": 0}), "--mm-processor-cache-gb": 0}
+        switches.append("--no-mm-device-do-normalize")  # pictures come as patches, normalised already
     if is_cpu_build():
         # A prompt that is prefilled in pieces makes vLLM turn back the random generator of a request with a seed,
         # which a CPU's cannot: the engine would die (vLLM 0.32).

@@ -11,7 +11,6 @@ import numpy as np
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.protocol import EngineClient
-from vllm.inputs import tokens_input
 from vllm.logger import init_logger
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
@@ -21,6 +20,7 @@ from inference.engine import EngineLimits, EngineStats
 from inference.errors import NonFiniteLogits, QueueFull, Unavailable, WeightsRefused
 from inference.generation import Completion, Job
 from inference.vllm_engine.adapter_shelf import AdapterShelf, LoadedAdapter
+from inference.vllm_engine.engine_input import engine_input
 from inference.vllm_engine.settings import PauseMode
 from transport.generation import FinishReason, ServedWeights, UpdateTimes
 from transport.sample import VersionSpan
@@ -183,8 +183,8 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = tokens_input(job.prompt.tolist())
         last = None
+        prompt = engine_input(job)
         key, lora = f"tandem-{next(self._keys)}", None if adapter is None else adapter.request
         async for output in self._client.generate(prompt, params, key, lora_request=lora):
             last = output

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.engine import EngineLimits
+from inference.images import ImageLimits
+from inference.server.body_limit import max_body_bytes
+from inference.torch_engine.vision import VISION_MODEL_TYPES, image_limits
 from inference.vllm_engine.checkpoint import checkpoint_digest
 from inference.vllm_engine.settings import PLUGIN_NAME, PluginSettings, settings_from_environment
 from runtime.secret_file import read_or_make_secret
@@ -19,6 +22,7 @@ from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, SCORE_P
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.datastructures import State
+    from vllm.config import ModelConfig
     from vllm.engine.protocol import EngineClient
 
 
@@ -42,7 +46,12 @@ class EndpointPlugin:
         self._settings = settings_from_environment()
         token_file = self._settings.admin_token_file
         token = None if token_file is None else read_or_make_secret(Path(token_file))
-        self._routes = Routes(self._settings.model_name, token, self._settings.request_timeout_s)
+        self._routes = Routes(
+            self._settings.model_name,
+            token,
+            self._settings.request_timeout_s,
+            max_body_bytes(Path(self._settings.model_path)),
+        )
 
     def attach_router(self, app: "FastAPI") -> None:
         """See vLLM's `EndpointPlugin`."""
@@ -85,4 +94,14 @@ def limits_of(engine_client: "EngineClient", settings: PluginSettings) -> Engine
         max_model_len=config.model_config.max_model_len,
         max_batch_size=config.scheduler_config.max_num_seqs,
         max_waiting=settings.max_waiting,
+        images=picture_limits(config.model_config),
     )
+
+
+def picture_limits(model: "ModelConfig") -> ImageLimits | None:
+    """What pictures must be, `None` for a model that takes none. Raises `RuntimeError` if vLLM would change them."""
+    if model.hf_config.model_type not in VISION_MODEL_TYPES or model.multimodal_config is None:
+        return None
+    if model.multimodal_config.mm_device_do_normalize:
+        raise RuntimeError("--mm-device-do-normalize would normalise pictures twice: take it out of vllm.extra_args")
+    return image_limits(model.hf_config)

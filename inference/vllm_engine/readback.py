@@ -16,6 +16,7 @@ from inference.errors import WeightsNotHeld
 NUM_PROBES = 4
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of the largest output."""
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,14 @@ def fuse(tensors: dict[str, Tensor], packed: dict[str, list[str]]) -> dict[str, 
 
 
 def _with_tied_head(tensors: dict[str, Tensor], modules: dict[str, nn.Module]) -> dict[str, Tensor]:
-    embedding = tensors.get("model.embed_tokens.weight")
-    if "lm_head" not in modules or "lm_head.weight" in tensors or embedding is None:
+    """`tensors` with the embedding as the head's too, where the head has none of its own."""
+    embedding = next((name for name in tensors if name.endswith(_EMBEDDING)), None)
+    if embedding is None:
         return tensors
-    return {**tensors, "lm_head.weight": embedding}
+    head = embedding.removesuffix(_EMBEDDING) + "lm_head"  # of a vision model both are below `language_model`
+    if head not in modules or f"{head}.weight" in tensors:
+        return tensors
+    return {**tensors, f"{head}.weight": tensors[embedding]}
 
 
 def _compare(name: str, module: nn.Module | None, leaf: str, tensor: Tensor) -> str:

@@ -25,7 +25,6 @@ from inference.vllm_engine.engine import VllmEngine, logger
 from transport.codec import encode
 from transport.generation import MSGPACK, AppliedWeights, ApplyWeights, GenerateRequest
 
-MAX_BODY_BYTES = 16 * 2**20
 DISCONNECT_POLL_S = 1.0
 
 
@@ -76,11 +75,12 @@ def needs_token(handler: "Callable[[Routes, Request], Awaitable[Response]]") -> 
 class Routes:
     """Handlers over one engine. `engine` is set when vLLM has loaded the model, before it accepts connections."""
 
-    def __init__(self, model_name: str, admin_token: str | None, request_timeout_s: float) -> None:
+    def __init__(self, model_name: str, admin_token: str | None, request_timeout_s: float, max_body_bytes: int) -> None:
         self.admin_token = admin_token
         self.engine: VllmEngine | None = None
         self._model_name = model_name
         self._request_timeout_s = request_timeout_s
+        self._max_body_bytes = max_body_bytes
 
     @property
     def _engine(self) -> VllmEngine:
@@ -113,7 +113,7 @@ class Routes:
     @errors_as_json
     async def generate(self, request: Request) -> Response:
         """Token in, token out."""
-        asked = decode_generate(await read_body(request))
+        asked = decode_generate(await read_body(request, self._max_body_bytes))
         completion = await self._until_gone(request, asked)
         return Response(completion, media_type=MSGPACK)
 
@@ -133,7 +133,7 @@ class Routes:
     async def apply_weights(self, request: Request) -> Response:
         """Load a publish; the reply is read from the workers after the swap."""
         try:
-            asked = msgspec.json.decode(await read_body(request), type=ApplyWeights)
+            asked = msgspec.json.decode(await read_body(request, self._max_body_bytes), type=ApplyWeights)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise BadRequest(f"not a valid ApplyWeights: {error}") from error
         try:
@@ -174,12 +174,12 @@ class Routes:
             work.cancel()
 
 
-async def read_body(request: Request) -> bytes:
-    """The body. Raises `BodyTooLarge` when it is larger than any request of ours."""
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body. Raises `BodyTooLarge` when it is larger than `max_bytes`."""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+        if size > max_bytes:
+            raise BodyTooLarge(f"the body is larger than {max_bytes} bytes")
         chunks.append(chunk)
     return b"".join(chunks)

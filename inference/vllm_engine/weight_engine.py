@@ -6,7 +6,7 @@ one go while decoding is paused, and reads back what the model holds.
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -90,7 +90,9 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         if staged is None or staged.version != update_info.version:
             raise RuntimeError(f"version {update_info.version} is not staged")
         load(self.model, self.model_config, staged.tensors)
-        held = read_back(self.model, staged.tensors, getattr(self.model, "packed_modules_mapping", {}))
+        held = read_back(
+            self.model, in_vllm(self.model, staged.tensors), getattr(self.model, "packed_modules_mapping", {})
+        )
         self.served = (staged.version, staged.digest)
         logger.info("version %d (%s) is in the model: %s", staged.version, staged.digest[:8], held)
 
@@ -135,6 +137,15 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
                     f"version {weights.version} is of another model: {name} is {tensor.dtype}{list(tensor.shape)}, "
                     f"the engine has {self.model_config.dtype}{list(self._shapes[name])}"
                 )
+
+
+def in_vllm(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors` by the names of vLLM's modules, which for a vision model are others than those of the checkpoint."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None:
+        return tensors
+    rename = replace(mapper, orig_to_new_stacked={}).map_name  # `read_back` joins what vLLM stacks
+    return {renamed: tensor for name, tensor in tensors.items() if (renamed := rename(name)) is not None}
 
 
 def load(model: torch.nn.Module, model_config: object, tensors: dict[str, torch.Tensor]) -> None:

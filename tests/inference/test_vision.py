@@ -29,6 +29,7 @@ from inference.torch_engine.sequence import Sequence
 from inference.torch_engine.vision import Vision
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish, served_tensors
+from inference.vllm_engine.checkpoint import checkpoint_digest, checkpoint_shapes
 from runtime.errors import UserError
 from tests.inference.conftest import running_client
 from tests.inference.tiny import make_tokenizer, publish
@@ -258,7 +259,7 @@ def test_pictures_that_do_not_fit_their_prompt_are_refused(reason: str) -> None:
 
 def test_model_of_text_takes_no_pictures() -> None:
     request = request_with(*prompt_with(np.random.default_rng(5), (1, 1)))
-    with pytest.raises(BadRequest, match="takes no pictures for the model"):
+    with pytest.raises(BadRequest, match="the model in service takes no pictures"):
         job_of(request, EngineLimits(VISION_VOCAB_SIZE, LENGTH, SLOTS, 64))
 
 
@@ -272,6 +273,12 @@ def test_vllm_for_cpus_says_what_a_vision_model_needs(folder: Path, monkeypatch:
     installed.__spec__ = ModuleSpec("torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision", installed)
     check_vision(config)
+
+
+def test_vllm_knows_the_tensors_by_the_names_of_the_publish(folder: Path, model: PreTrainedModel) -> None:
+    """Those in the files of a Qwen2.5-VL are older."""
+    assert checkpoint_shapes(folder) == {name: tuple(tensor.shape) for name, tensor in served_tensors(model)}
+    assert checkpoint_digest(folder, torch.float32) == model_digest(model)
 
 
 def test_requests_with_pictures_may_be_larger(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Tiny random Qwen-VL models, pictures for them, and what the models themselves say."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
 from transformers import (
@@ -9,9 +12,10 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from inference.images import Images
-from tests.inference.tiny import EOS, PAD, VOCAB_SIZE
+from tests.inference.tiny import EOS, PAD, VOCAB_SIZE, make_tokenizer
 from transport.generation import GenerateRequest
 from transport.tensor import EncodedTensor
 
@@ -20,17 +24,17 @@ VISION_START, VISION_END, IMAGE, VIDEO, TWIN = range(VOCAB_SIZE, VOCAB_SIZE + 5)
 VISION_VOCAB_SIZE = VOCAB_SIZE + 5
 PATCH_VALUES = 3 * 4 * 4
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
-_TEXT = {
+_TEXT: dict[str, Any] = {
     "vocab_size": VISION_VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,  # vLLM's CPU attention has no heads of 16
     "max_position_embeddings": 512,
     "initializer_range": 0.15,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 2, 2]},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [8, 4, 4]},
 }
 _VISION = {
     "depth": 2,
@@ -60,7 +64,9 @@ def make_vision_model(family: str, seed: int = 0) -> PreTrainedModel:
     model: PreTrainedModel
     if family == "qwen3_vl":
         vision = {**_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
-        model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=_TEXT, vision_config=vision, **_IDS))
+        # Transformers interleaves the sections of every Qwen3-VL; vLLM goes by what the config says.
+        text = {**_TEXT, "rope_parameters": {**_TEXT["rope_parameters"], "mrope_interleaved": True}}
+        model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **_IDS))
     else:
         vision = {**_VISION, "window_size": 16, "fullatt_block_indexes": [1]}
         text = {name: value for name, value in _TEXT.items() if name != "head_dim"}
@@ -69,6 +75,21 @@ def make_vision_model(family: str, seed: int = 0) -> PreTrainedModel:
         embeddings = model.get_input_embeddings().weight
         embeddings[TWIN] = embeddings[IMAGE]
     return model.eval()
+
+
+def save_vision_model(folder: Path, model: PreTrainedModel) -> Path:
+    """A Hugging Face folder with all that vLLM asks of one. Nothing ends a sequence but its length."""
+    model.config.eos_token_id = model.config.text_config.eos_token_id = model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<twin>"]
+    tokenizer.add_tokens(names, special_tokens=True)
+    assert tokenizer.convert_tokens_to_ids(names) == [VISION_START, VISION_END, IMAGE, VIDEO, TWIN]
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder)
+    size = {"shortest_edge": 8 * 8, "longest_edge": 32 * 32}
+    Qwen2VLImageProcessorPil(patch_size=4, temporal_patch_size=1, merge_size=2, size=size).save_pretrained(folder)
+    return folder
 
 
 def prompt_with(rng: np.random.Generator, *sizes: tuple[int, int]) -> tuple[list[int], Images]:
