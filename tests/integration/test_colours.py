@@ -1,4 +1,7 @@
-"""Pictures in the whole circle: drawn by the environment, seen by the engine, trained on by the trainer."""
+"""Pictures in the whole circle: drawn by the environment, seen by the engine, trained on by the trainer.
+
+`make test` runs it with the embedded engine, `make test-vllm` with vLLM.
+"""
 
 import statistics
 import subprocess
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.inference.contract_server import ENGINE
 from tests.integration.circle import COLOUR_CONFIG, ROOT, Finished, environment, run_rl
 
 pytestmark = pytest.mark.integration
@@ -19,13 +23,14 @@ def make_model(folder: Path, warm_start: str) -> Path:
     return folder
 
 
-def run_colours(folder: Path, model: Path, *flags: str, timeout_s: float = 280) -> Finished:
-    return run_rl(folder, model, *flags, config=COLOUR_CONFIG, timeout_s=timeout_s)
+def run_colours(folder: Path, model: Path, *flags: str, timeout_s: float) -> Finished:
+    return run_rl(folder, model, "--inference.engine", ENGINE, *flags, config=COLOUR_CONFIG, timeout_s=timeout_s)
 
 
+@pytest.mark.timeout(900)
 def test_engine_and_trainer_see_the_same_pictures(tmp_path: Path) -> None:
     flags = ("--max-steps", "3", "--orchestrator.max-staleness", "0", "--orchestrator.batch-size", "64")
-    run = run_colours(tmp_path, make_model(tmp_path / "model", "0.1"), *flags)
+    run = run_colours(tmp_path, make_model(tmp_path / "model", "0.1"), *flags, timeout_s=600)
     assert run.exit_code == 0, run.output
     assert min(run.column("trainer", "ratio/all/min")) > 1 - 1e-4
     assert max(run.column("trainer", "ratio/all/max")) < 1 + 1e-4
