@@ -97,7 +97,7 @@ class BatchClient:
             limits=self._limits,
             peer_timeout_s=peer_timeout_s,
             heartbeat_s=heartbeat_s,
-            on_wait=on_wait,
+            on_wait=lambda news: on_wait(f"orchestrator: {news}"),
             on_link=on_link,
         )
 

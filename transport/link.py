@@ -118,7 +118,7 @@ class Link:
                 if time.monotonic() + backoff_s >= deadline:
                     why = "; ".join(list(reasons)[-_MAX_REASONS:])
                     raise PeerTimeout(f"no answer from {self._endpoint} for {timeout_s:g} s: {why}") from down
-                self._on_wait(f"orchestrator: {down}")
+                self._on_wait(str(down))
             except TransportError:
                 self._drop()
                 self._is_wanted = False  # a server that refuses us is not to be greeted every second
@@ -185,7 +185,7 @@ class Link:
         while not connection.send(data, min(deadline, time.monotonic() + self._heartbeat_s)):
             if time.monotonic() >= deadline:
                 raise LinkDown(f"{self._endpoint} did not accept the connection in time")
-            self._on_wait(f"orchestrator: {self._endpoint} to accept the connection")
+            self._on_wait(f"{self._endpoint} to accept the connection")
 
     def _drop(self) -> None:
         if self._connection is not None:

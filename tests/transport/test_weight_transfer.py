@@ -16,6 +16,7 @@ from tests.transport.weight_ranks import Tensors, WeightRanks, make_offer
 from transport.codec import decode_client_message, encode
 from transport.errors import BindError, PeerTimeout, Refused, RequestFailed, SecurityError, TransportError, WeightsError
 from transport.limits import Limits
+from transport.link import Link
 from transport.location import Channel, location_of, parse_location
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import Failure, GetManifest, GetWeightBytes, GetWeights, Hello, WeightBytes, Weights, Welcome
@@ -228,6 +229,30 @@ def test_nobody_there_ends_in_time() -> None:
         endpoint = ranks.endpoints[0]
     with pytest.raises(PeerTimeout):
         fetch(endpoint, settings=QUICK)
+
+
+def test_wait_names_the_server_and_no_part_of_the_system() -> None:
+    """Both an engine and a trainer wait on a `Link`, for different peers."""
+    heard: list[str] = []
+    with WeightRanks(1) as ranks:
+        endpoint = ranks.endpoints[0]
+    link = Link(
+        endpoint,
+        lambda seq: Hello(seq=seq, schema_version=SCHEMA_VERSION, run_id="r", rank=0, world_size=1, last_committed=0),
+        keys=None,
+        limits=Limits(),
+        peer_timeout_s=0.2,
+        heartbeat_s=0.1,
+        on_wait=heard.append,
+        on_link=lambda problem: None,
+    )
+    try:
+        with pytest.raises(PeerTimeout):
+            link.connect(1.0)
+    finally:
+        link.close("done")
+    assert heard
+    assert all(news.startswith(endpoint) for news in heard)
 
 
 class BlockingStore(WeightStore):
