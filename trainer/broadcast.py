@@ -48,7 +48,10 @@ class Broadcaster:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= MAX_GROUPS:
             raise WeightsError(f"{MAX_GROUPS} broadcasts are under way already: ask again later")
-        listener = socket.create_server((self._host, 0))  # torch's own would listen on every address
+        try:
+            listener = socket.create_server((self._host, 0))  # torch's own would listen on every address
+        except OSError as error:
+            raise WeightsError(f"cannot listen on {self._host} for a broadcast: {error}") from error
         port = int(listener.getsockname()[1])
         thread = threading.Thread(target=self._send, args=(listener, port, data), name="broadcast", daemon=True)
         self._threads.append(thread)

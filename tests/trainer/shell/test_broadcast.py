@@ -54,6 +54,12 @@ def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert received(group) == bytes(DATA)
 
 
+def test_address_that_is_not_ours_is_the_answer_to_the_engine_that_asked() -> None:
+    """Any other exception would end the server of the weights."""
+    with pytest.raises(WeightsError, match=r"cannot listen on 203\.0\.113\.7"):
+        Broadcaster("203.0.113.7", None, CPU, DEADLINE_S).open(memoryview(DATA))
+
+
 def test_trainer_that_is_gone_is_an_error_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
