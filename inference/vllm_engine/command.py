@@ -96,6 +96,7 @@ def vllm_environment(config: InferenceConfig, base: Mapping[str, str]) -> dict[s
         VARIABLE: settings.encoded(),
         "VLLM_PLUGINS": PLUGIN_NAME,
         "VLLM_SERVER_DEV_MODE": "0",
+        "VLLM_API_KEY": "",  # it would shut the orchestrator out of our routes, which have a token of their own
         "PYTHONSAFEPATH": "1",  # the folder we are in may hold old metadata of this package, without its entry points
     }
     return {**defaults, **base, **fixed}

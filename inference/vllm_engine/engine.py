@@ -143,6 +143,7 @@ class VllmEngine:
 
     async def read_served(self) -> ServedWeights:
         """Version and digest that all workers hold, and that vLLM labels tokens with. Raises `Unavailable`."""
+        self._check_alive()
         if self._adapters is not None and self._adapters.newest is not None:
             return await self._adapters.read_back(self._adapters.newest)
         rows: Sequence[tuple[int, str] | None] = await self._ask("tandem_served")

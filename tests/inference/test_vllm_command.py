@@ -81,10 +81,17 @@ def test_device_is_not_chosen_here() -> None:
 
 
 def test_environment_keeps_what_the_user_set_but_not_dev_mode_and_plugins() -> None:
-    base = {"OMP_NUM_THREADS": "8", "VLLM_SERVER_DEV_MODE": "1", "VLLM_PLUGINS": "other", "HOME": "/h"}
+    base = {
+        "OMP_NUM_THREADS": "8",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_PLUGINS": "other",
+        "HOME": "/h",
+        "VLLM_API_KEY": "k",
+    }
     environment = vllm_environment(config(), base)
     assert (environment["OMP_NUM_THREADS"], environment["HOME"]) == ("8", "/h")
     assert (environment["VLLM_SERVER_DEV_MODE"], environment["VLLM_PLUGINS"]) == ("0", "tandem")
+    assert environment["VLLM_API_KEY"] == ""
     assert vllm_environment(config(), {})["OMP_NUM_THREADS"] == "1"
 
 
