@@ -137,6 +137,14 @@ async def apply(
         return response.status, await response.json()
 
 
+async def order(http: aiohttp.ClientSession, server: Server, path: str) -> dict[str, object]:
+    """Pause or resume."""
+    async with http.post(path, headers=server.admin) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, object] = await response.json()
+        return answer
+
+
 async def served(http: aiohttp.ClientSession, server: Server) -> dict[str, object]:
     async with http.get(WEIGHTS_PATH, headers=server.admin) as response:
         assert response.status == 200, await response.text()
@@ -378,44 +386,58 @@ async def test_malformed_update_is_400(http: aiohttp.ClientSession, server: Serv
 
 
 async def test_pause_holds_requests_and_resume_loses_none(http: aiohttp.ClientSession, server: Server) -> None:
-    async with http.post(PAUSE_PATH, headers=server.admin) as response:
-        assert await response.json() == {"paused": True}
+    assert await order(http, server, PAUSE_PATH) == {"paused": True}
     held = [asyncio.create_task(generate(http, body())) for _ in range(4)]
     report = await until_health(http, "waiting", 4)
     assert (report["paused"], report["waiting_for"]) == (True, "resume")
     assert not any(task.done() for task in held)
-    async with http.post(RESUME_PATH, headers=server.admin) as response:
-        assert await response.json() == {"paused": False}
+    assert await order(http, server, RESUME_PATH) == {"paused": False}
     assert len(await asyncio.wait_for(asyncio.gather(*held), 30)) == 4
 
 
 async def test_update_while_paused_stays_paused(
     http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], manifests: dict[int, Path]
 ) -> None:
-    async with http.post(PAUSE_PATH, headers=server.admin):
-        pass
+    await order(http, server, PAUSE_PATH)
     held = asyncio.create_task(generate(http, body(max_tokens=16)))
     assert (await apply(http, server, manifests[1], 1))[0] == 200
     assert (await health(http))["paused"] is True
     assert not held.done()
-    async with http.post(RESUME_PATH, headers=server.admin):
-        pass
+    await order(http, server, RESUME_PATH)
     reply = await asyncio.wait_for(held, 30)
     assert [span.version for span in reply.versions] == [1]
     assert_exact(models, PROMPT, reply)
+
+
+async def test_request_that_is_held_in_the_middle_goes_on_exactly_with_new_weights(
+    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], manifests: dict[int, Path]
+) -> None:
+    """What it had cached before the pause is of the old weights."""
+    for _ in range(10):  # on a busy machine it may end before the pause
+        await order(http, server, PAUSE_PATH)
+        task = asyncio.create_task(generate(http, body(max_tokens=250, seed=1)))
+        await until_health(http, "waiting", 1)
+        await order(http, server, RESUME_PATH)
+        await order(http, server, PAUSE_PATH)
+        assert (await apply(http, server, manifests[1], 1))[0] == 200
+        await order(http, server, RESUME_PATH)
+        reply = await asyncio.wait_for(task, 60)
+        assert_exact(models, PROMPT, reply)
+        if [span.version for span in reply.versions] == [0, 1]:
+            return
+        assert (await apply(http, server, manifests[0], 0))[0] == 200
+    pytest.fail("the request was never held in the middle")
 
 
 async def updates_in_flight(
     http: aiohttp.ClientSession, server: Server, locations: dict[int, str], prompts: list[list[int]]
 ) -> list[GenerateReply]:
     """Replies to requests that begin together, while one version follows the other as long as some are under way."""
-    async with http.post(PAUSE_PATH, headers=server.admin) as response:
-        assert response.status == 200
+    await order(http, server, PAUSE_PATH)
     requests = [body(prompt, 200, f"r{i}", seed=i) for i, prompt in enumerate(prompts)]
     tasks = [asyncio.create_task(generate(http, request)) for request in requests]
     await until_health(http, "waiting", len(tasks))
-    async with http.post(RESUME_PATH, headers=server.admin) as response:
-        assert response.status == 200
+    await order(http, server, RESUME_PATH)
     for version in range(1, NUM_VERSIONS):
         if all(task.done() for task in tasks):
             break

@@ -93,7 +93,7 @@ async def test_death_of_the_engine_ends_the_service_with_the_reason(engine: Torc
     waiting = asyncio.create_task(until_stopped(engine, asyncio.Event()))
     engine.died(RuntimeError("out of memory"))
     with pytest.raises(ServiceError, match=r"the engine died.*out of memory") as caught:
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
     assert caught.value.exit_code == ExitCode.FAILED
 
 
@@ -101,4 +101,4 @@ async def test_stop_signal_ends_the_service_without_an_error(engine: TorchEngine
     stop = asyncio.Event()
     waiting = asyncio.create_task(until_stopped(engine, stop))
     stop.set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)

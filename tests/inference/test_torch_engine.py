@@ -12,6 +12,7 @@ from inference.errors import QueueFull, Unavailable
 from inference.generation import Completion, Job
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine
+from tests.inference.gate import Gate
 from tests.inference.tiny import EOS, VOCAB_SIZE, make_model, save_model, score
 from tests.inference.waiting import until
 from transport.sample import VersionSpan
@@ -164,9 +165,9 @@ async def test_cancelled_request_frees_its_slot(model_dir: Path) -> None:
         await asyncio.sleep(0)
         assert engine.stats.waiting == 2
         abandoned.cancel()
-        await asyncio.wait([abandoned], timeout=5)
+        await asyncio.wait([abandoned], timeout=60)
         await engine.set_paused(False)
-        assert len((await asyncio.wait_for(queued, 10)).token_ids) == 4
+        assert len((await asyncio.wait_for(queued, 60)).token_ids) == 4
         assert engine.stats.sampled_tokens == 4
         assert engine.stats.running == engine.stats.waiting == 0
 
@@ -178,24 +179,27 @@ async def test_running_request_can_be_cancelled_among_others(engine: TorchEngine
     tasks[0].cancel()
     tasks[3].cancel()
     for i in (1, 2, 4, 5):
-        assert_scored(model, asked[i], await asyncio.wait_for(tasks[i], 10))
+        assert_scored(model, asked[i], await asyncio.wait_for(tasks[i], 60))
 
 
 async def test_pause_holds_requests_and_resume_finishes_them_exactly(
     engine: TorchEngine, model: PreTrainedModel
 ) -> None:
-    task = asyncio.create_task(engine.generate(job([5, 6], 100, seed=1)))
-    await until(lambda: engine.stats.sampled_tokens >= 3)
-    assert await engine.set_paused(True)
-    held = engine.stats.sampled_tokens
+    gate = Gate(3)
+    task = asyncio.create_task(engine.generate(job([5, 6], 100, seed=1, should_stop=gate)))
+    await asyncio.to_thread(gate.reached.wait, 60)
+    pausing = asyncio.create_task(engine.set_paused(True))
+    await asyncio.sleep(0)  # it has asked
+    gate.opened.set()
+    assert await pausing
     late = asyncio.create_task(engine.generate(job([5], 3)))
     assert not (await asyncio.wait([task, late], timeout=0.2))[0]
-    assert engine.stats.sampled_tokens == held < 100
+    assert engine.stats.sampled_tokens == 3
     assert not await engine.set_paused(False)
-    completion = await asyncio.wait_for(task, 10)
+    completion = await asyncio.wait_for(task, 60)
     assert completion.versions == (VersionSpan(0, 0, 100),)
     assert_scored(model, [5, 6], completion)
-    assert len((await asyncio.wait_for(late, 10)).token_ids) == 3
+    assert len((await asyncio.wait_for(late, 60)).token_ids) == 3
 
 
 async def test_stop_ends_what_does_not_finish_in_time(model_dir: Path) -> None:

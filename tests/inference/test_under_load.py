@@ -60,7 +60,7 @@ async def test_weight_updates_and_pauses_among_many_requests(
         running_engine(model_dir, slots=16, max_waiting=64) as engine,
         running_client(engine, model_dir) as client,
     ):
-        requests = [asyncio.create_task(generate(client, number, 60 + number % 40)) for number in range(48)]
+        requests = [asyncio.create_task(generate(client, number, 180 + number % 40)) for number in range(48)]
         for version in (1, 2, 3):
             sampled = engine.stats.sampled_tokens
             await until(lambda least=sampled + 300: engine.stats.sampled_tokens >= least)  # type: ignore[misc]
@@ -71,7 +71,7 @@ async def test_weight_updates_and_pauses_among_many_requests(
         replies = await asyncio.gather(*requests)
     assert {span.version for reply in replies for span in reply.versions} == {0, 1, 2, 3}
     for reply in replies:
-        assert len(reply.token_ids.numpy()) == 60 + int(reply.request_id) % 40
+        assert len(reply.token_ids.numpy()) == 180 + int(reply.request_id) % 40
         assert_exact(models, reply)
 
 
@@ -84,7 +84,7 @@ async def test_storm_of_disconnects_leaves_an_idle_engine(model_dir: Path, model
         await until(lambda: engine.stats.running == 8)
         for task in dropped:
             task.cancel()
-        await asyncio.wait(dropped, timeout=10)
+        await asyncio.wait(dropped, timeout=60)
         await until(lambda: engine.stats.running == engine.stats.waiting == 0)
         sampled = engine.stats.sampled_tokens
         assert sampled < 100 * 200

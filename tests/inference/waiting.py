@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     """Return when `condition()` is true; fail at the deadline."""
     deadline = time.monotonic() + within_s
     while not condition():

@@ -18,9 +18,9 @@ import pytest
 
 from inference.torch_engine.weights import model_digest
 from tests.inference.contract_server import Server, make_model, running_server, save_model
-from tests.inference.test_engine_contract import apply, assert_exact, body, generate, served, until_health
+from tests.inference.test_engine_contract import apply, assert_exact, body, generate, order, served, until_health
 from tests.inference.tiny import publish
-from transport.generation import WEIGHTS_PATH
+from transport.generation import PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -59,9 +59,12 @@ async def update_in_flight(server: Server, tmp_path: Path) -> "tuple[list[str], 
     models = {0: make_model(0), 1: make_model(1)}
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(server.url, timeout=timeout) as http:
+        manifest = publish(tmp_path, models[1], 1)
+        await order(http, server, PAUSE_PATH)  # they begin together, and not before the update is at hand
         tasks = [asyncio.create_task(generate(http, body([5 + i], 250, seed=i))) for i in range(8)]
-        await until_health(http, "running", 8)
-        assert (await apply(http, server, publish(tmp_path, models[1], 1), 1))[0] == 200
+        await until_health(http, "waiting", 8)
+        await order(http, server, RESUME_PATH)
+        assert (await apply(http, server, manifest, 1))[0] == 200
         replies = await asyncio.wait_for(asyncio.gather(*tasks), 120)
         for i, reply in enumerate(replies):
             if reply.token_ids.shape[0]:
