@@ -38,10 +38,12 @@ def _items(images: Images) -> list[MultiModalKwargsItem]:
 
 def _hashes(images: Images) -> list[str]:
     """By which vLLM knows a picture again, in its caches of prefixes and of what the vision tower made."""
-    return [
-        xxhash.xxh3_128_hexdigest(grid.tobytes() + patches.tobytes())
-        for grid, patches in zip(images.grids, images.patches, strict=True)
-    ]
+    hashes = []
+    for grid, patches in zip(images.grids, images.patches, strict=True):
+        digest = xxhash.xxh3_128(grid)
+        digest.update(patches)
+        hashes.append(digest.hexdigest())
+    return hashes
 
 
 def _placeholders(images: Images) -> list[PlaceholderRange]:
