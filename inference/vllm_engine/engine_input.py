@@ -40,8 +40,8 @@ def _hashes(images: Images) -> list[str]:
     """By which vLLM knows a picture again, in its caches of prefixes and of what the vision tower made."""
     hashes = []
     for grid, patches in zip(images.grids, images.patches, strict=True):
-        digest = xxhash.xxh3_128(grid)
-        digest.update(patches)
+        digest = xxhash.xxh3_128(grid.data)
+        digest.update(patches.data)
         hashes.append(digest.hexdigest())
     return hashes
 
