@@ -1,8 +1,16 @@
 """The `collective` channel: a process group of two per transfer, in which either side may fail to the other's cost."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +24,16 @@ from transport.weights import BroadcastGroup
 CPU = torch.device("cpu")
 DATA = bytearray(np.random.default_rng(0).bytes(10_000))
 DEADLINE_S = 60.0
+ROOT = Path(__file__).parents[3]
+TRAINER = """
+import sys
+import msgspec, torch
+from trainer import broadcast
+broadcast.CHUNK_BYTES = 1000
+broadcaster = broadcast.Broadcaster("127.0.0.1", None, torch.device("cpu"), 60.0)
+print(msgspec.json.encode(broadcaster.open(memoryview(bytearray(100_000)))).decode(), flush=True)
+sys.stdin.read()
+"""
 
 
 def received(group: BroadcastGroup, num_bytes: int = len(DATA), timeout_s: float = DEADLINE_S) -> bytes:
@@ -78,3 +96,41 @@ def test_group_of_gpus_is_refused_by_an_engine_on_a_cpu() -> None:
 
 def test_engine_listens_where_the_trainer_can_reach_it() -> None:
     assert own_address("127.0.0.1", 1) == "127.0.0.1"
+
+
+def test_engine_that_stops_in_the_middle_ends_its_group_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcast, "CHUNK_BYTES", 1000)
+    broadcaster = Broadcaster("127.0.0.1", None, CPU, timeout_s=10.0)
+    chunks = iter(join_broadcast(broadcaster.open(memoryview(DATA)), len(DATA), DEADLINE_S, device=CPU))
+    assert next(chunks).tobytes() == bytes(DATA[:1000])
+    deadline = time.monotonic() + DEADLINE_S
+    while not idle(broadcaster):  # the engine is there, and takes no more
+        assert time.monotonic() < deadline, "the group of an engine that takes nothing is still open"
+        time.sleep(0.05)
+    with pytest.raises(WeightsError):
+        b"".join(chunk.tobytes() for chunk in chunks)
+    patient = Broadcaster("127.0.0.1", None, CPU, DEADLINE_S)
+    assert received(patient.open(memoryview(DATA))) == bytes(DATA)
+
+
+@contextmanager
+def trainer() -> Iterator[tuple["subprocess.Popen[str]", BroadcastGroup]]:
+    """A process that broadcasts a hundred chunks to one engine."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", TRAINER], env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield process, msgspec.json.decode(process.stdout.readline(), type=BroadcastGroup)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
+def test_trainer_that_dies_or_freezes_in_the_middle_is_an_error_in_time(ending: signal.Signals) -> None:
+    with trainer() as (process, group):
+        chunks = iter(join_broadcast(group, 100_000, 10.0, device=CPU))
+        assert next(chunks).nbytes == 1000
+        process.send_signal(ending)
+        with pytest.raises(WeightsError, match=r"the broadcast from 127\.0\.0\.1"):
+            for _ in chunks:
+                pass
