@@ -34,7 +34,8 @@ class Circuit:
 
     def failed(self, reason: str, now: float) -> bool:
         """A request was not answered. Whether this is the failure that opened the circuit."""
-        self.rests_until = now + FIRST_REST_S * 2**self.num_failures
+        # Thousands of requests may fail with their engine: the power must not grow with them.
+        self.rests_until = now + FIRST_REST_S * 2 ** min(self.num_failures, MAX_FAILURES)
         self.num_failures += 1
         return self.num_failures >= MAX_FAILURES and self.open(reason)
 

@@ -8,6 +8,8 @@ from orchestrator.engines.protocol import EngineError
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 10.0
+MAX_DOUBLINGS = 16
+"""Of the first wait: more than it takes to the longest one, and few enough for a float."""
 
 
 class TemporaryError(EngineError):
@@ -47,7 +49,7 @@ def backoff_s(attempt: int, retry_after_s: float | None, jitter: float) -> float
     """
     if retry_after_s is not None:
         return min(retry_after_s + FIRST_WAIT_S * jitter, LONGEST_WAIT_S)
-    return min(FIRST_WAIT_S * 2.0 ** (attempt - 1), LONGEST_WAIT_S) * (0.5 + jitter)
+    return min(FIRST_WAIT_S * 2.0 ** min(attempt - 1, MAX_DOUBLINGS), LONGEST_WAIT_S) * (0.5 + jitter)
 
 
 def _wait_s(state: RetryCallState) -> float:

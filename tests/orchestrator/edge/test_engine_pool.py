@@ -160,3 +160,12 @@ async def test_engine_that_is_dropped_while_it_is_made_ready_brings_nothing_back
     await asyncio.wait([tending])
     assert pool.in_service() == []
     assert not availability.is_open  # else a request would look for an engine for ever, and never yield
+
+
+async def test_thousands_of_requests_may_fail_with_their_engine() -> None:
+    (replica,) = await make_replicas("a")
+    pool = EnginePool([replica], Availability())
+    for _ in range(5000):
+        pool.failed(replica, "connection reset")
+    assert replica.circuit.is_open
+    assert backoff_s(5000, None, 0.5) == LONGEST_WAIT_S
