@@ -40,6 +40,7 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.curriculum.curricula import make_curricula
 from orchestrator.engine_watch import EngineWatch
 from orchestrator.engines.protocol import Engine, EngineError
+from orchestrator.envs.closing import close_adapter
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.eval.evaluator import Evaluator
 from orchestrator.examples import EnvShare, ExampleOrder
@@ -241,7 +242,7 @@ class Orchestrator:
                 raise PeerLostError(str(error)) from error
         await self._policy.start(newest_batch=self._server.outbox.next_step - 1, timeout_s=timeout_s)
         for adapter in (*self._adapters, *self._eval_adapters):
-            closing.push_async_callback(adapter.close)
+            closing.push_async_callback(close_adapter, adapter)
             with self._health.waiting(f"environment {adapter.name} to start"):
                 await adapter.start()
         self._health.ready()

@@ -14,6 +14,7 @@ from rich.console import Console
 from orchestrator.engines.factory import make_eval_model
 from orchestrator.engines.openai import OpenAIModel
 from orchestrator.engines.protocol import Engine, EngineError
+from orchestrator.envs.closing import close_adapter
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.eval.command_config import EvalCommandConfig
@@ -72,7 +73,7 @@ async def _play(config: EvalCommandConfig, model: Engine | OpenAIModel, adapters
     async with AsyncExitStack() as closing:
         closing.push_async_callback(model.close)
         for adapter in adapters:
-            closing.push_async_callback(adapter.close)
+            closing.push_async_callback(close_adapter, adapter)
         try:
             await model.start()
         except EngineError as error:

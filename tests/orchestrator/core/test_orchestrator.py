@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.envs.closing import close_adapter
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import FailureRateError, NoSignalError, StateColumnError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
@@ -264,3 +265,26 @@ async def test_changed_settings_do_not_continue_an_old_run(tmp_path: Path) -> No
     await run_toy(make_config(tmp_path), engine, [ToyEnv(engine)])
     with pytest.raises(UserError, match=r"was started with seed 0.*now it has seed 1"):
         await run_toy(make_config(tmp_path, seed=1), engine, [ToyEnv(engine)])
+
+
+async def test_an_environment_that_does_not_close_does_not_spoil_a_finished_run(tmp_path: Path) -> None:
+    class Sticky(ToyEnv):
+        async def close(self) -> None:
+            await super().close()
+            raise OSError("the sandbox is gone")
+
+    engine = make_engine()
+    config = make_config(tmp_path, max_steps=2)
+    env = Sticky(engine)
+    trainer = await run_toy(config, engine, [env])
+    assert sorted(trainer.batches) == [1, 2]
+    assert not env.is_open
+
+
+async def test_an_environment_that_takes_too_long_to_close_is_left_alone() -> None:
+    class Endless(ToyEnv):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(30):
+        await close_adapter(Endless(make_engine()), timeout_s=0.01)
