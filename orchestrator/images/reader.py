@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.images.message_parts import Message, decoded, digest_of, image_urls, with_digests
+from orchestrator.images.message_parts import Message, decoded, digest_of, image_urls, num_pixels, with_digests
 from orchestrator.images.patches import PatchMaker
 from orchestrator.images.pictures import Pictures, joined
 from orchestrator.images.placeholders import Placeholders
@@ -18,7 +18,9 @@ from orchestrator.images.shelf import PictureShelf
 from transport.tensor import EncodedTensor
 
 SMALL_URL_CHARS = 1 << 16
-"""Pictures up to this size are processed on the spot; larger ones leave the event loop, one at a time."""
+SMALL_PIXELS = 1 << 16
+"""Pictures up to these sizes are processed on the spot; larger ones leave the event loop, one at a time. Both count: a
+few kilobytes may be a picture of many megapixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class ImageReader:
         held = self._shelf.find((digest,))
         if held is not None:
             return held
-        if len(url) <= SMALL_URL_CHARS:
+        if len(url) <= SMALL_URL_CHARS and num_pixels(url) <= SMALL_PIXELS:
             return self._shelf.hold(self._process(digest, url))
         async with self._working:
             held = self._shelf.find((digest,))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from orchestrator.engines.protocol import InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine
@@ -56,6 +57,15 @@ async def test_rollouts_of_a_group_share_one_copy_of_their_picture(reader: Image
     await asyncio.sleep(0)  # the turn of the loop that woke this test still holds what it waited for
     gc.collect()
     assert reader.num_held == 0, "what nobody holds is let go"
+
+
+async def test_a_large_picture_of_few_bytes_leaves_the_event_loop(reader: ImageReader) -> None:
+    flat = data_url(Image.new("RGB", (1000, 1000)))
+    assert len(flat) < SMALL_URL_CHARS
+    reading = asyncio.create_task(reader.read([user(flat, "what?")]))
+    await asyncio.sleep(0)  # on the spot, it would be read by now
+    assert not reading.done()
+    assert len((await reading).pictures) == 1
 
 
 async def test_rows_of_pictures_share_their_memory(reader: ImageReader) -> None:
