@@ -6,15 +6,12 @@ stands.
 """
 
 import os
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from orchestrator.curriculum.curricula import Curricula, Lesson
 from orchestrator.errors import StateMismatchError
-from orchestrator.filters import ScoredGroup
 from orchestrator.lineup import Cut
 from orchestrator.selection import Selection, select
 
@@ -29,14 +26,6 @@ class CutRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """By environment."""
     lessons: dict[str, Lesson] = {}
     """For the curricula, by environment."""
-
-
-def by_env(groups: Iterable[ScoredGroup]) -> dict[str, list[ScoredGroup]]:
-    """The groups of each environment, in their order."""
-    found: dict[str, list[ScoredGroup]] = defaultdict(list)
-    for group in groups:
-        found[group.group.ticket.key.env_name].append(group)
-    return dict(found)
 
 
 class History:
@@ -80,7 +69,7 @@ class History:
 
     def write(self, cut: Cut) -> None:
         """Make the line of a batch durable; safe to repeat for the same batch. Raises `OSError`."""
-        selections = {name: select(groups) for name, groups in by_env(cut.groups).items()}
+        selections = {name: select(groups) for name, groups in cut.by_env.items()}
         record = CutRecord(cut.step, selections, self._curricula.lessons(cut.groups))
         again = record.step == self._newest_step
         begin = self._begin if again else self._end

@@ -8,7 +8,7 @@ ones move forward: that is the backfill, and it can only make a group ship earli
 `drop_lineup.py` and `withhold_lineup.py` take groups in the order they finish instead.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +33,14 @@ class Cut:
     def trained(self) -> tuple[ScoredGroup, ...]:
         """The groups that ship."""
         return tuple(group for group in self.groups if group.num_trainable)
+
+    @property
+    def by_env(self) -> dict[str, list[ScoredGroup]]:
+        """The groups of each environment, in their order."""
+        found: dict[str, list[ScoredGroup]] = defaultdict(list)
+        for group in self.groups:
+            found[group.group.ticket.key.env_name].append(group)
+        return dict(found)
 
 
 class Lineup:

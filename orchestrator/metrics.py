@@ -44,17 +44,24 @@ def staleness(step: int, groups: Iterable[ScoredGroup]) -> list[int]:
 
 def step_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
     """Everything that is logged for batch `cut.step`."""
-    envs: dict[str, list[ScoredGroup]] = defaultdict(list)
-    for group in cut.groups:
-        envs[group.group.ticket.key.env_name].append(group)
+    envs = cut.by_env
+    by_name = {name: _columns(cut.step, groups) for name, groups in envs.items()}
+    over_all: dict[str, list[float]] = defaultdict(list)
+    for columns in by_name.values():
+        for metric, column in columns.items():
+            over_all[metric] += column
     values: dict[str, float] = {}
-    for name, groups in {ALL: list(cut.groups), **envs}.items():
-        values |= _env_metrics(name, groups) | _stats("staleness", name, staleness(cut.step, groups))
+    for name, columns in {ALL: over_all, **by_name}.items():
+        for metric, column in columns.items():
+            values |= _stats(metric, name, column)
+    for name, groups in {ALL: cut.groups, **envs}.items():
+        values |= _losses(name, groups)
     values |= metrics_by_env({name: select(groups) for name, groups in envs.items()})
-    return values | _pipeline_metrics(cut, times)
+    return values | _pipeline_metrics(cut, times, over_all["sampled_length"])
 
 
-def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+def _columns(step: int, groups: Sequence[ScoredGroup]) -> dict[str, list[float]]:
+    """What the rollouts of one environment were, by metric: one number each."""
     generated = [rollout for group in groups for _, rollout in group.group.survivors]
     columns: dict[str, list[float]] = {
         "reward": [rollout.reward for rollout in generated],
@@ -63,16 +70,14 @@ def _env_metrics(name: str, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "truncated": [float(rollout.is_truncated) for rollout in generated],
         "duration_s": [rollout.duration_s for rollout in generated],
         "advantage": [advantage for group in groups if group.weights.rl for _, _, advantage in group.trainable],
+        "staleness": [float(age) for age in staleness(step, groups)],
     }
     for key in sorted({key for rollout in generated for key in rollout.metrics}):
         columns[f"metric_{key}"] = [rollout.metrics[key] for rollout in generated if key in rollout.metrics]
-    values: dict[str, float] = {}
-    for metric, column in columns.items():
-        values |= _stats(metric, name, column)
-    return values | _losses(name, groups)
+    return columns
 
 
-def _stats(metric: str, name: str, values: Sequence[float] | Sequence[int]) -> dict[str, float]:
+def _stats(metric: str, name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     column = np.asarray(values, dtype=np.float64)
@@ -99,12 +104,11 @@ def _losses(name: str, groups: Iterable[ScoredGroup]) -> dict[str, float]:
     return values
 
 
-def _pipeline_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
-    generated = [rollout for group in cut.groups for _, rollout in group.group.survivors]
+def _pipeline_metrics(cut: Cut, times: StepTimes, sampled_lengths: Sequence[float]) -> dict[str, float]:
     seconds = max(times.duration_s, 1e-9)
     return {
-        "throughput/all/tokens_per_s": sum(rollout.num_sampled_tokens for rollout in generated) / seconds,
-        "throughput/all/rollouts_per_s": len(generated) / seconds,
+        "throughput/all/tokens_per_s": sum(sampled_lengths) / seconds,
+        "throughput/all/rollouts_per_s": len(sampled_lengths) / seconds,
         "batch/all/rollouts": float(sum(group.num_trainable for group in cut.groups)),
         "batch/all/groups": float(len(cut.trained)),
         "in_flight/all/rollouts": float(times.in_flight),

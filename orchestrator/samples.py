@@ -69,7 +69,10 @@ def _behaviour_logprobs(branch: Branch, weights: TokenWeights) -> Floats:
 
 
 def _streams(branch: Branch, mask: Bools, weights: TokenWeights) -> dict[str, EncodedTensor]:
-    """Weight streams, and the teacher's log probabilities; nothing where every trained token is plain `rl`."""
+    """Weight streams, and the teacher's log probabilities; nothing where every trained token is plain `rl`, which is
+    known at once for most runs."""
+    if weights.is_plain_rl:
+        return {}
     sampled = branch.sampled & mask
     observed = mask & ~sampled
     ce = weights.ce * sampled + weights.observation * observed

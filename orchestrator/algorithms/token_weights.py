@@ -27,6 +27,11 @@ class TokenWeights:
     """Tokens that the environment wrote between turns: cross-entropy."""
 
     @property
+    def is_plain_rl(self) -> bool:
+        """Whether every trained token has weight 1 in `rl`, and none elsewhere: what the trainer does unasked."""
+        return self.rl == 1.0 and not (self.ce or self.ref_kl or self.observation)
+
+    @property
     def imitates(self) -> bool:
         """Whether sampled tokens are somebody else's, so that who sampled them, and how likely, does not matter."""
         return self.ce > 0 and not self.rl and not self.ref_kl
