@@ -327,22 +327,14 @@ def test_worker_ends_well_when_its_work_is_over(tokenizer: Tokenizer) -> None:
 
 
 async def test_worker_that_dies_too_often_ends_the_run_although_others_live(tokenizer: Tokenizer) -> None:
-    engine = ScriptedEngine(
-        tokenizer.vocab_size,
-        min(tokenizer.eos_ids),
-        latency=lambda request, _: 3600.0 if "held" in request.request_id else 0.0,
-    )
+    engine = random_engine(tokenizer)
     async with started(toy(tokenizer, engine, num_workers=2, max_worker_restarts=1), engine) as adapter:
         assert isinstance(adapter, WorkerEnv)
-        held = asyncio.create_task(adapter.run(request_for(adapter, group_id="held/0/0")))
-        await until(lambda: engine.num_running == 1, PATIENCE_S)
-        for _ in range(2):  # goes to the idle one
-            await until(lambda: adapter.num_up == 2, PATIENCE_S)
-            await adapter.run(request_for(adapter, group_id="die/0/0"))
-        (lost,) = await held
-        assert isinstance(lost, Failure)
-        assert lost.reason is FailureReason.WORKER_LOST
         keepers = [task for task in asyncio.all_tasks() if task.get_name().startswith("worker ")]
-        await until(lambda: all(task.done() for task in keepers), PATIENCE_S)  # nobody is started again
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(task.done() for task in keepers):  # then nobody is started again
+                if adapter.num_up == 2:
+                    await adapter.run(request_for(adapter, group_id="die/0/0"))
+                await asyncio.sleep(0.01)
         with pytest.raises(EnvWorkersLostError, match="max_worker_restarts"):
             await adapter.run(request_for(adapter))
