@@ -71,6 +71,8 @@ class Desk:
 
     async def handle(self, incoming: Incoming, tasks: asyncio.TaskGroup) -> None:
         """Answer one message, now or in a task of `tasks`."""
+        if self._peers.has_left(incoming.identity):
+            return  # a greeting that comes again after the goodbye must not bring the rank back
         peer = self._peers.find(incoming.identity)
         if isinstance(incoming.message, Hello):
             await self._hello(incoming.identity, incoming.address, incoming.message)
@@ -102,7 +104,8 @@ class Desk:
             case Bye(seq=seq, reason=reason):
                 logger.info("{} leaves: {}", peer.name, printable(reason))
                 await self._reply(peer, Ack(seq=seq))
-                self._forget(peer)
+                self._peers.leave(peer.identity)
+                self._notify()
             case GetManifest():
                 await self._get_manifest(peer, message)
             case _ if peer.is_busy:

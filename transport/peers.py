@@ -4,10 +4,14 @@ One connection per rank: a rank that says `Hello` on a new connection leaves its
 with another world size leaves all old ones. Time is a parameter (monotonic seconds).
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transport.messages import GetManifest, Hello
+
+_MAX_LEFT = 1024
+"""Connections that said goodbye, of which it is remembered."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class PeerTable:
     def __init__(self, peer_timeout_s: float) -> None:
         self._timeout_s = peer_timeout_s
         self._peers: dict[bytes, Peer] = {}
+        self._left: deque[bytes] = deque(maxlen=_MAX_LEFT)
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(tuple(self._peers.values()))
@@ -73,6 +78,15 @@ class PeerTable:
     def forget(self, identity: bytes) -> None:
         """The connection is gone, or its rank has another."""
         self._peers.pop(identity, None)
+
+    def leave(self, identity: bytes) -> None:
+        """The peer said goodbye. It speaks on this connection no more: what still comes by it is a repeat."""
+        self.forget(identity)
+        self._left.append(identity)
+
+    def has_left(self, identity: bytes) -> bool:
+        """Whether this connection said goodbye."""
+        return identity in self._left
 
     def newly_silent(self, now: float) -> list[Peer]:
         """Peers that died since the last call."""
