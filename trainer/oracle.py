@@ -20,8 +20,9 @@ from trainer.packing import pack
 from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
 
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Largest difference of a log probability; a leak is worth a nat or so."""
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""Largest difference of a log probability; a leak is worth a nat or so. Rows of another length may be computed by other
+kernels, and one step of a bfloat16 logit is worth 0.1 already."""
 _MAX_TOKENS = 16
 """At least the length of every probe."""
 

@@ -117,12 +117,15 @@ def leaky(
     ), None
 
 
-def test_the_packing_check_catches_a_kernel_that_lets_samples_see_each_other(model_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_packing_check_catches_a_kernel_that_lets_samples_see_each_other(
+    model_path: Path, dtype: torch.dtype
+) -> None:
     kernel = AttentionKernel("leaky", leaky)
     kernel.install()
     model = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation=kernel.implementation)
     with pytest.raises(ModelUnusable, match="Qwen3ForCausalLM cannot be trained packed"):
-        verify_packing(Policy(model), CPU)
+        verify_packing(Policy(model, dtype), CPU)
 
 
 def test_decoder_layers_are_what_transformers_says_must_stay_whole(policy: Policy) -> None:
