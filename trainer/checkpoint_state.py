@@ -80,13 +80,15 @@ def load_tensors(
     saved = reader.read_metadata().state_dict_metadata
     if critic is not None and not any(key.startswith(CRITIC_PREFIX) for key in saved):
         raise UserError(f"{folder} was written without a critic, and the config has one: start another run")
+    tensors = _live_tensors(model, optimizer, critic)
+    if unlike := [key for key, tensor in tensors.items() if not _is_like(saved.get(key), tensor)]:
+        raise UserError(
+            f"{folder} has no {unlike[0]} of shape {list(tensors[unlike[0]].shape)}: it was written with another "
+            "model, optimizer.type or critic; set them as the run began, or choose another --run.name"
+        )
     random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
     with _dcp(ranks.is_distributed):
-        state_dict_loader.load(
-            _live_tensors(model, optimizer, critic) | random_states,
-            storage_reader=reader,
-            no_dist=not ranks.is_distributed,
-        )
+        state_dict_loader.load(tensors | random_states, storage_reader=reader, no_dist=not ranks.is_distributed)
     for key, state in random_states.items():
         torch.set_rng_state(state) if key.endswith(".cpu") else torch.cuda.set_rng_state(state, ranks.device)
 
@@ -125,6 +127,10 @@ def _live_tensors(
         tensors |= _prefixed(CRITIC_PREFIX, named_weights(critic.critic))
         tensors |= _prefixed("critic_optimizer.", named_moments(critic.critic, critic.optimizer))
     return tensors
+
+
+def _is_like(saved: object, tensor: Tensor) -> bool:
+    return isinstance(saved, TensorStorageMetadata) and saved.size == tensor.shape
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -10,6 +10,8 @@ from runtime.config import Config, HealthConfig, ServiceConfig
 from trainer.critic.config import CriticConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
 from transport.exposure import is_local
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoraConfig(Config):
@@ -61,7 +63,7 @@ class OptimizerConfig(Config):
     """Peak learning rate; Muon's steps are scaled to the size of AdamW's, so one rate serves both."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Decay rate of Muon's momentum; no meaning for AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Decay rates of AdamW's moments."""
     eps: float = Field(1e-8, gt=0)
     """Term that keeps the update finite."""

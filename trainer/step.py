@@ -124,7 +124,7 @@ def _count_globally(
     if not members.any():
         raise PlanError(
             f"none of the {int(sums[2])} samples has a trained token within seq_len: raise model.seq_len, or look at "
-            "the loss masks the orchestrator sends"
+            "the loss masks the orchestrator sends, and at the samples that were left out before"
         )
     return members, sums
 

@@ -3,7 +3,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trainer.config import ExportConfig, ModelConfig, ParallelConfig, ScheduleConfig, TrainerConfig, WeightsConfig
+from trainer.config import (
+    ExportConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    TrainerConfig,
+    WeightsConfig,
+)
 from trainer.critic.config import CriticConfig
 
 MODEL = ModelConfig(path=Path("model"), seq_len=128)
@@ -24,6 +32,12 @@ def test_a_decaying_schedule_needs_an_end(kind):
     with pytest.raises(ValidationError, match="needs max_steps"):
         TrainerConfig(model=MODEL, schedule=ScheduleConfig(type=kind))
     assert TrainerConfig(model=MODEL, schedule=ScheduleConfig(type=kind), max_steps=5).max_steps == 5
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.95), (0.9, -0.1)])
+def test_decay_rates_are_shares(betas):
+    with pytest.raises(ValidationError, match="betas"):
+        OptimizerConfig(betas=betas)
 
 
 def test_fewer_than_two_publishes_cannot_be_kept():

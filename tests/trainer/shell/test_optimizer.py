@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from runtime.errors import UserError
+from tests.trainer.core.tiny import save_tiny_model
 from tests.trainer.shell.runs import replay, weight_bytes
 from trainer.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from trainer.errors import ModelUnusable
@@ -108,6 +110,23 @@ def test_a_run_with_muon_resumes_exactly(model_path: Path, recording: Path, tmp_
         path.rename(tmp_path / "aside")
     resumed = replay(model_path, recording, tmp_path, "parts", *flags, "--max-steps", "4")
     assert weight_bytes(resumed, 4) == weight_bytes(straight, 4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "config", "reason"),
+    [
+        ("adamw", {}, r"no optimizer\.model\.layers\..* of shape"),
+        ("muon", {"vocab_size": 80}, r"no model\..* of shape \[80, "),
+    ],
+)
+def test_a_run_goes_on_only_with_the_optimizer_and_model_that_it_began_with(
+    optimizer: str, config: dict[str, int], reason: str, recording: Path, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path / "first")
+    replay(model, recording, tmp_path, "run", "--optimizer.type", "muon", "--max-steps", "1")
+    other = save_tiny_model(tmp_path / "second", **config)
+    with pytest.raises(UserError, match=reason):
+        replay(other, recording, tmp_path, "run", "--optimizer.type", optimizer)
 
 
 def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
