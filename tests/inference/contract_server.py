@@ -89,9 +89,9 @@ class Server:
         """Headers of an authorised request."""
         return {"Authorization": f"Bearer {self.token_file.read_text()}"}
 
-    def terminate(self) -> tuple[int, str]:
-        """SIGTERM; exit code and stderr."""
-        self.process.send_signal(signal.SIGTERM)
+    def terminate(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal and wait; exit code and stderr."""
+        self.process.send_signal(number)
         errors = self.process.communicate(timeout=90)[1]
         return self.process.returncode, errors
 

@@ -1,11 +1,7 @@
 """A real `inference` process on a free port."""
 
 import json
-import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -14,43 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.inference.contract_server import Server
 from transport.generation import GENERATE_PATH, PAUSE_PATH
 
-START_S = 90.0
 
-
-class ServerProcess:
-    """`python -m inference` with its run directory in `folder`."""
+class ServerProcess(Server):
+    """The embedded engine, with what tests of the process itself ask of it."""
 
     def __init__(self, folder: Path, model: Path, *args: str) -> None:
-        self.run_dir = folder / "runs" / "default"
-        self.token_file = folder / "admin.token"
-        fixed = ("--model.path", str(model), "--server.port", "0", "--torch.max-model-len", "256")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "inference", *fixed, "--admin-token-file", str(self.token_file), *args],
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    @property
-    def url(self) -> str:
-        """Base URL, read from the announcement that the server makes when it is ready."""
-        path = self.run_dir / "services" / "inference.json"
-        deadline = time.monotonic() + START_S
-        while not path.exists():
-            assert self.process.poll() is None, f"the server ended: {self.process.communicate()[1]}"
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.05)
-        url: str = json.loads(path.read_bytes())["addresses"]["http"]
-        return url
+        super().__init__(folder, model, *args, engine="torch")
 
     def request(self, path: str, data: bytes | None = None, timeout_s: float = 30.0) -> tuple[int, bytes]:
         """Status and body of an authorised request."""
-        url = self.url + path
-        headers = {"Authorization": f"Bearer {self.token_file.read_text()}"}
-        request = urllib.request.Request(url, data=data, headers=headers)
+        request = urllib.request.Request(self.url + path, data=data, headers=self.admin)
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as response:
                 return response.status, response.read()
@@ -68,11 +40,6 @@ class ServerProcess:
             assert time.monotonic() < deadline, "the request did not arrive"
             time.sleep(0.02)
         return answers
-
-    def terminate(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal and wait; exit code and stderr."""
-        self.process.send_signal(number)
-        return self.wait()
 
     def wait(self) -> tuple[int, str]:
         """Exit code and stderr of the ended process."""
