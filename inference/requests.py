@@ -10,13 +10,14 @@ from inference.errors import BadRequest
 from inference.generation import Completion, Int32s, Job
 from inference.images import check_placeholders, images_of
 from transport.errors import CodecError
-from transport.generation import GenerateReply, GenerateRequest
+from transport.generation import ApplyWeights, GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor
 
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.01
 """vLLM samples at this where less is asked for, and says nothing; logits divided by much less overflow."""
 _decoder = msgspec.msgpack.Decoder(GenerateRequest)
+_apply_decoder = msgspec.json.Decoder(ApplyWeights)
 
 
 def decode_generate(body: bytes) -> GenerateRequest:
@@ -25,6 +26,14 @@ def decode_generate(body: bytes) -> GenerateRequest:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"not a valid GenerateRequest: {error}") from error
+
+
+def decode_apply(body: bytes) -> ApplyWeights:
+    """The order in `body`. Raises `BadRequest`."""
+    try:
+        return _apply_decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"not a valid ApplyWeights: {error}") from error
 
 
 def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:

@@ -2,15 +2,15 @@
 
 import hmac
 
-import msgspec
 from aiohttp import web
 from loguru import logger
 
-from inference.errors import BadRequest, InferenceError, WeightsRefused
+from inference.errors import InferenceError, WeightsRefused
+from inference.requests import decode_apply
 from inference.server.errors_json import Handler, error_response, json_response
 from inference.server.state import STATE
 from inference.update_times import describe, phases_of
-from transport.generation import AppliedWeights, ApplyWeights, ServedWeights
+from transport.generation import AppliedWeights, ServedWeights
 
 ADMIN_PREFIX = "/inference/admin/"
 
@@ -37,10 +37,7 @@ async def get_weights(request: web.Request) -> web.Response:
 async def apply_weights(request: web.Request) -> web.Response:
     """Load a publish; the reply is read from the engine after the swap."""
     state = request.app[STATE]
-    try:
-        asked = msgspec.json.decode(await request.read(), type=ApplyWeights)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"not a valid ApplyWeights: {error}") from error
+    asked = decode_apply(await request.read())
     try:
         served = await state.engine.apply_weights(asked.manifest_path, asked.version)
     except InferenceError as error:

@@ -5,9 +5,9 @@ import time
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from inference.engine_facts import engine_facts
 from inference.server.errors_json import json_response
 from inference.server.state import STATE, ServerState
-from inference.update_times import phases_of
 from runtime.health import Status
 
 
@@ -21,7 +21,8 @@ async def health(request: web.Request) -> web.Response:
         "progress_age_s": round(state.health.progress_age_s, 3),
         "waiting_for": _waiting_for(state),
     }
-    return json_response(report | _engine_facts(state), 200 if report["status"] == "ok" else 503)
+    facts = {} if state.loaded is None else engine_facts(state.engine)
+    return json_response(report | facts, 200 if report["status"] == "ok" else 503)
 
 
 async def live(request: web.Request) -> web.Response:
@@ -73,21 +74,3 @@ def _waiting_for(state: ServerState) -> str:
     if stats.swapping:
         return "the decode step before new weights"
     return "resume" if stats.paused else state.health.waits
-
-
-def _engine_facts(state: ServerState) -> dict[str, object]:
-    if state.loaded is None:
-        return {}
-    engine = state.engine
-    stats, served, limits = engine.stats, engine.served, engine.limits
-    return {
-        "version": served.version,
-        "digest": served.digest,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "paused": stats.paused,
-        "max_batch_size": limits.max_batch_size,
-        "max_model_len": limits.max_model_len,
-        "vocab_size": limits.vocab_size,
-        "last_update": phases_of(engine.last_update),
-    }

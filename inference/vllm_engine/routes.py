@@ -10,8 +10,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from inference.engine_facts import engine_facts
 from inference.errors import (
-    BadRequest,
     BodyTooLarge,
     DeadlineExceeded,
     InferenceError,
@@ -19,11 +19,11 @@ from inference.errors import (
     Unsupported,
     WeightsRefused,
 )
-from inference.requests import decode_generate, job_of, reply_of
-from inference.update_times import describe, phases_of
+from inference.requests import decode_apply, decode_generate, job_of, reply_of
+from inference.update_times import describe
 from inference.vllm_engine.engine import VllmEngine, logger
 from transport.codec import encode
-from transport.generation import MSGPACK, AppliedWeights, ApplyWeights, GenerateRequest
+from transport.generation import MSGPACK, AppliedWeights, GenerateRequest
 
 DISCONNECT_POLL_S = 1.0
 
@@ -91,24 +91,15 @@ class Routes:
     async def health(self, request: Request) -> Response:
         """200 when requests are served, 503 after the engine's death."""
         engine = self._engine
-        stats, served, limits = engine.stats, engine.served, engine.limits
+        stats = engine.stats
         report = {
             "status": "ok" if engine.is_alive else "dead",
             "engine": "vllm",
             "model": self._model_name,
-            "version": served.version,
-            "digest": served.digest,
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "paused": stats.paused,
-            "max_batch_size": limits.max_batch_size,
-            "max_model_len": limits.max_model_len,
-            "vocab_size": limits.vocab_size,
             "progress_age_s": round(time.monotonic() - engine.last_progress, 3),
             "waiting_for": "new weights" if stats.swapping else "resume" if stats.paused else "",
-            "last_update": phases_of(engine.last_update),
         }
-        return json_response(report, 200 if engine.is_alive else 503)
+        return json_response(report | engine_facts(engine), 200 if engine.is_alive else 503)
 
     @errors_as_json
     async def generate(self, request: Request) -> Response:
@@ -132,10 +123,7 @@ class Routes:
     @needs_token
     async def apply_weights(self, request: Request) -> Response:
         """Load a publish; the reply is read from the workers after the swap."""
-        try:
-            asked = msgspec.json.decode(await read_body(request, self._max_body_bytes), type=ApplyWeights)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise BadRequest(f"not a valid ApplyWeights: {error}") from error
+        asked = decode_apply(await read_body(request, self._max_body_bytes))
         try:
             served = await self._engine.apply_weights(asked.manifest_path, asked.version)
         except WeightsRefused as error:
