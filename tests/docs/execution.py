@@ -181,8 +181,8 @@ def pip_install(words: Words) -> None:
     """Installs nothing: our extras exist, and torch is the version that the Makefile installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for requirement in words[2:]:
-        name, extras, version = re.fullmatch(r"([\w-]+)(?:\[([\w,-]+)\])?(?:==([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
-        assert name in (project["name"], "torch")
+        name, extras, version = re.fullmatch(r"(\.|[\w-]+)(?:\[([\w,-]+)\])?(?:==([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
+        assert name in (".", project["name"], "torch")
         assert set((extras or "").split(",")) - {""} <= set(project["optional-dependencies"])
         assert version is None or f"TORCH_VERSION := {version}\n" in (ROOT / "Makefile").read_text()
 
