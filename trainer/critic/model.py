@@ -20,6 +20,7 @@ from trainer.images.family import ImageModel
 from trainer.logprobs import TokenScores
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy, load_policy, trunk_states
+from trainer.oracle import verify_packing
 
 ValueLoss = Callable[[Tensor], Tensor]
 """From the values of a micro batch to its share of the value loss."""
@@ -93,7 +94,9 @@ def load_critic(config: CriticConfig, model: ModelConfig, policy: Policy, device
     if config.trunk == "shared":
         return SharedCritic(policy.causal_lm).to(device)
     own = load_policy(model.model_copy(update={"path": config.path or model.path, "lora": None}), device)
-    _check_vocabulary(own, policy)
+    if config.path is not None:
+        _check_suits(own, policy)
+        verify_packing(own, device)
     return OwnCritic(own.causal_lm.base_model, own.compute_dtype, own.images).to(device)
 
 
@@ -110,10 +113,15 @@ def shard_critic(critic: Critic, mesh: DeviceMesh | None, *, reshard_after_forwa
     return critic
 
 
-def _check_vocabulary(own: Policy, policy: Policy) -> None:
+def _check_suits(own: Policy, policy: Policy) -> None:
     known, needed = (each.causal_lm.config.get_text_config().vocab_size for each in (own, policy))
     if known < needed:
         raise ModelUnusable(f"the model of critic.path knows {known} tokens, the policy {needed}")
+    if own.images != policy.images:  # it would take image tokens for text, or mix the samples of a row
+        raise ModelUnusable(
+            "the model of critic.path does not see images as the policy does: both must be of one family, with the "
+            "same image token and patches"
+        )
 
 
 def _value_head(trunk: PreTrainedModel) -> nn.Linear:

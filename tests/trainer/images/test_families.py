@@ -7,10 +7,13 @@ import pytest
 from torch import Tensor
 
 from runtime.errors import UserError
+from tests.trainer.core.tiny import save_tiny_model
 from tests.trainer.images.conftest import Policies
 from tests.trainer.images.image_ranks import CPU
 from tests.trainer.images.tiny_vlm import SPEC, save_tiny_vlm
 from trainer.config import ModelConfig
+from trainer.critic.config import CriticConfig
+from trainer.critic.model import load_critic
 from trainer.errors import ModelUnusable
 from trainer.fsdp import decoder_layers
 from trainer.images.family import FAMILIES
@@ -74,3 +77,14 @@ def test_a_model_with_positions_of_its_own_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(base, "get_rope_index", shifted)
     with pytest.raises(ModelUnusable, match="other positions than this trainer"):
         verify_packing(policy, CPU)
+
+
+@pytest.mark.parametrize("path", ["text", "qwen3_5", "qwen2_5_vl"])
+def test_a_critic_that_does_not_see_as_the_policy_does_is_refused(
+    path: str, policies: Policies, model_paths: dict[str, Path], tmp_path: Path
+) -> None:
+    """A critic of text would take image tokens for text; one that cannot pack would mix the policy's packed samples."""
+    paths = model_paths | {"text": save_tiny_model(tmp_path)}
+    model = ModelConfig(path=model_paths["qwen3_vl"], seq_len=16)
+    with pytest.raises(ModelUnusable, match=r"the model of critic\.path does not see images as the policy does"):
+        load_critic(CriticConfig(path=paths[path]), model, policies["qwen3_vl"], CPU)
