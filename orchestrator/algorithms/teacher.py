@@ -6,17 +6,16 @@ that schedules never waits for a teacher.
 
 import asyncio
 import time
-from typing import TypeVar
 
 import aiohttp
 import msgspec
 import numpy as np
+from tenacity import AsyncRetrying
 
 from orchestrator.algorithms.config import TeacherConfig
 from orchestrator.engines.http_client import EngineClient, EngineHealth, new_session
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.engines.retry import TemporaryError, retrying
-from orchestrator.engines.uploads import Uploads
 from orchestrator.engines.validation import LOGPROB_SLACK, check_reply
 from orchestrator.rollout import Floats, Int32s
 from runtime.errors import PeerLostError, UserError
@@ -26,11 +25,8 @@ from transport.tensor import EncodedTensor
 
 HEALTH_POLL_S = 0.2
 
-_T = TypeVar("_T")
-
 _encoder = msgspec.msgpack.Encoder()
 _score_decoder = msgspec.msgpack.Decoder(ScoreReply)
-_generate_decoder = msgspec.msgpack.Decoder(GenerateReply)
 
 
 class Teacher:
@@ -41,8 +37,8 @@ class Teacher:
         self._config = config
         self._vocab_size = vocab_size
         self._session: aiohttp.ClientSession | None = None
+        self._connected: EngineClient | None = None
         self._slots = asyncio.Semaphore(config.max_concurrency)
-        self._uploads = Uploads()
 
     def __str__(self) -> str:
         return f"teacher {self.name!r} at {self._config.url}"
@@ -53,6 +49,7 @@ class Teacher:
         if self._session is not None:
             return
         self._session = new_session()
+        self._connected = EngineClient(self._session, self._config.url.rstrip("/"), None)
         health = await self._wait_healthy()
         if self._config.model not in (None, health.model):
             raise UserError(f"{self} serves model {health.model!r}, not {self._config.model!r}")
@@ -73,34 +70,32 @@ class Teacher:
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """See `Generator`. The reply names no version: no policy of ours sampled it."""
-        payload: bytes = await retrying(self._config.max_retries)(self._generate, request)
-        reply = check_reply(request, _decode(_generate_decoder, request.request_id, payload), self._vocab_size)
-        return msgspec.structs.replace(reply, versions=())
+        reply: GenerateReply = await self._retrying(self._client.sample, request, self._config.request_timeout_s)
+        return msgspec.structs.replace(check_reply(request, reply, self._vocab_size), versions=())
 
     async def score(self, request_id: str, token_ids: Int32s, temperature: float) -> Floats:
         """float32[T]: log probabilities of the tokens at `temperature`, 0 at position 0. Raises `EngineError`."""
         request = ScoreRequest(request_id=request_id, token_ids=EncodedTensor.of(token_ids), temperature=temperature)
         async with self._slots:
-            payload: bytes = await retrying(self._config.max_retries)(self._score, _encoder.encode(request))
-        return checked_scores(request, _decode(_score_decoder, request_id, payload))
+            body, timeout_s = _encoder.encode(request), self._config.request_timeout_s
+            payload: bytes = await self._retrying(self._client.score, body, timeout_s)
+        return checked_scores(request, _decode(request_id, payload))
 
     async def close(self) -> None:
         """Release connections. Idempotent."""
-        session, self._session = self._session, None
+        session, self._session, self._connected = self._session, None, None
         if session is not None:
             await session.close()
 
-    async def _generate(self, request: GenerateRequest) -> bytes:
-        return await self._client.generate(self._uploads.body(request), self._config.request_timeout_s)
-
-    async def _score(self, body: bytes) -> bytes:
-        return await self._client.score(body, self._config.request_timeout_s)
-
     @property
     def _client(self) -> EngineClient:
-        if self._session is None:
+        if self._connected is None:
             raise EngineError(f"{self} is closed or was not started")
-        return EngineClient(self._session, self._config.url.rstrip("/"), None)
+        return self._connected
+
+    @property
+    def _retrying(self) -> AsyncRetrying:
+        return retrying(self._config.max_retries)
 
     async def _wait_healthy(self) -> EngineHealth:
         deadline = time.monotonic() + self._config.start_timeout_s
@@ -133,8 +128,8 @@ def checked_scores(request: ScoreRequest, reply: ScoreReply) -> Floats:
     return logprobs
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[_T]", request_id: str, payload: bytes) -> _T:
+def _decode(request_id: str, payload: bytes) -> ScoreReply:
     try:
-        return decoder.decode(payload)
+        return _score_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidResponse(f"the teacher's reply to {request_id} does not decode: {error}") from error

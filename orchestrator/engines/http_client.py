@@ -68,17 +68,14 @@ class EngineClient:
         authorization = {"Authorization": f"Bearer {admin_token}"} if admin_token else {}
         self._admin_headers = {**authorization, "Content-Type": "application/json"}
 
-    async def generate(self, body: "bytes | AsyncIterator[bytes]", timeout_s: float) -> bytes:
-        """The encoded reply to an encoded `GenerateRequest`."""
-        return await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
-
     async def score(self, body: bytes, timeout_s: float) -> bytes:
         """The encoded reply to an encoded `ScoreRequest`."""
         return await self._exchange("POST", SCORE_PATH, timeout_s, body, _MSGPACK_HEADERS)
 
     async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
         """See `ReplicaClient`."""
-        payload = await self.generate(self._uploads.body(request), timeout_s)
+        body = self._uploads.body(request)
+        payload = await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
         try:
             return _reply_decoder.decode(payload)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
