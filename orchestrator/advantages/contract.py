@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from orchestrator.errors import AdvantageError
 from orchestrator.groups import GroupKey
 from orchestrator.rollout import Rollout
@@ -28,6 +30,9 @@ class AdvantageOutputs:
 
     advantages: list[float]
 
+
+NUMBERS = (int, float, np.integer, np.floating)
+"""What a function may return: numpy's float32 is no `float`, its float64 is."""
 
 AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 BatchFunction = Callable[[list[float]], list[float]]
@@ -54,7 +59,10 @@ def compute_advantages(advantage: NamedAdvantage, key: GroupKey, rollouts: Seque
         raise AdvantageError(f"{where} raised {type(error).__name__}: {error}") from error
     if not isinstance(outputs, AdvantageOutputs):
         raise AdvantageError(f"{where} must return AdvantageOutputs, got {type(outputs).__name__}")
-    return _checked(where, list(outputs.advantages), len(rollouts))
+    try:
+        return _checked(where, list(outputs.advantages), len(rollouts))
+    except TypeError as error:
+        raise AdvantageError(f"{where} returned {outputs.advantages!r}, not a list of numbers") from error
 
 
 def finish_batch(advantage: NamedAdvantage, env_name: str, advantages: Sequence[float]) -> tuple[float, ...]:
@@ -69,6 +77,6 @@ def _checked(where: str, advantages: list[float], num_rollouts: int) -> tuple[fl
     if len(advantages) != num_rollouts:
         raise AdvantageError(f"{where} returned {len(advantages)} numbers for {num_rollouts} rollouts")
     for index, value in enumerate(advantages):
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, NUMBERS) or not math.isfinite(value):
             raise AdvantageError(f"{where} returned {value!r} for rollout {index} of {num_rollouts}")
     return tuple(float(value) for value in advantages)

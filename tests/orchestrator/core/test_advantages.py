@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,3 +202,15 @@ def test_every_name_makes_its_function() -> None:
         advantage = make_advantage(adapter.validate_python({"type": name}))
         assert advantage.name == name
         assert isinstance(advantage.function(AdvantageInputs([make_rollout()])), AdvantageOutputs)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    advantage = NamedAdvantage("mine", lambda inputs: AdvantageOutputs(np.array([0.5, -0.5], np.float32)))  # type: ignore[arg-type]
+    assert compute_advantages(advantage, KEY, [make_rollout(1.0), make_rollout(0.0)]) == (0.5, -0.5)
+
+
+@pytest.mark.parametrize("value", [None, 3.0, ["1.0"], [None], [1j]], ids=repr)
+def test_what_is_no_list_of_numbers_is_an_error_that_names_the_function(value: object) -> None:
+    advantage = NamedAdvantage("mine", lambda inputs: AdvantageOutputs(value))  # type: ignore[arg-type]
+    with pytest.raises(AdvantageError, match=r"'mine' for env 'copy', example 'example-3' returned"):
+        compute_advantages(advantage, KEY, [make_rollout(1.0)])
