@@ -35,7 +35,7 @@ class BatchSource(Protocol):
         ...
 
     def trained(self, step: int) -> None:
-        """The optimizer has stepped on batch `step`."""
+        """The optimizer has stepped on batch `step`. Called on every rank; the first one tells the peer."""
         ...
 
     def committed(self, step: int) -> None:

@@ -18,7 +18,8 @@ from transport.manifest import BatchManifest
 
 
 class Inbox:
-    """What the training loop sees of a `BatchSource`. `batches` is collective; the first rank alone tells the rest."""
+    """What the training loop sees of a `BatchSource`. `batches` is collective; what is told, the peer hears from
+    the first rank alone."""
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class Inbox:
             self._source.published(weights)
 
     def trained(self, step: int) -> None:
-        """Tell the orchestrator that `step` is trained."""
-        if self._ranks.is_first:
-            self._source.trained(step)
+        """Tell the orchestrator that `step` is trained. Every rank's link does, so that all wait for one that is away:
+        a checkpoint may come next, and there they wait for each other, for not so long."""
+        self._source.trained(step)
 
     def commit(self, step: int) -> None:
         """A durable checkpoint contains `step`: only now may the orchestrator forget it. Every rank's link must know,

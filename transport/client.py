@@ -6,7 +6,7 @@
             samples = client.samples(step + 1, rows)                    # only these rows travel
             ...
             client.weights_published(step + 1, path, digest)            # rank 0
-            client.trained(step + 1)                                    # rank 0
+            client.trained(step + 1)                                    # every rank
             client.committed(step + 1)                                  # every rank, after the durable checkpoint
 
 All calls raise `Refused` or `SchemaMismatch` when the server will not talk to this rank, `RequestFailed` when it
@@ -38,6 +38,7 @@ from transport.messages import (
     Hello,
     Manifest,
     NotReady,
+    Ping,
     Samples,
     ServerMessage,
     Trained,
@@ -161,8 +162,15 @@ class BatchClient:
         )
 
     def trained(self, step: int) -> None:
-        """The optimizer stepped on batch `step`."""
-        self._report(lambda seq: Trained(seq=seq, step=step))
+        """The optimizer stepped on batch `step`.
+
+        The first rank tells the server. The others see that it is there: should it be away, all ranks wait for it, each
+        on its own link, and none for the first rank in a collective, which is not given that much time.
+        """
+        if self._rank == 0:
+            self._report(lambda seq: Trained(seq=seq, step=step))
+        else:
+            self._ask(lambda seq: Ping(seq=seq, waiting_for=self.activity))
 
     def committed(self, step: int) -> None:
         """A durable checkpoint contains batch `step`: the orchestrator may forget it.

@@ -152,14 +152,38 @@ def test_every_rank_goes_on_with_a_server_that_restarts_after_batches_are_retire
             client.close()
 
 
-def test_only_the_first_rank_tells_of_a_checkpoint(tmp_path: Path) -> None:
+def test_only_the_first_rank_tells_of_steps_and_checkpoints(tmp_path: Path) -> None:
     with Served(Outbox(tmp_path, RUN)) as served:
         served.call(served.server.publish(make_batch(1)))
         # Patient, so that it does not connect anew: its greeting would tell, too.
         with BatchClient(served.endpoint, RUN, rank=1, world_size=2, peer_timeout_s=60, heartbeat_s=60) as client:
             client.hello()
+            client.trained(1)
             client.committed(1)
-        assert served.server.last_committed == 0
+        assert (served.server.last_trained, served.server.last_committed) == (0, 0)
+
+
+def test_every_rank_waits_for_a_server_that_is_away_when_a_step_is_trained(tmp_path: Path, eventually: Poll) -> None:
+    """A rank that went on would wait for the first one in a collective, which fails long before."""
+    with Served(Outbox(tmp_path, RUN)) as first:
+        first.call(first.server.publish(make_batch(1)))
+        heard: list[list[str]] = [[], []]
+        ranks = [
+            BatchClient(first.endpoint, RUN, rank=rank, world_size=2, lost_timeout_s=60, on_wait=heard[rank].append)
+            for rank in range(2)
+        ]
+        for client in ranks:
+            client.hello()
+    with ThreadPoolExecutor() as pool:
+        told = [pool.submit(client.trained, 1) for client in ranks]
+        eventually(lambda: all(heard), within_s=30)
+        assert not any(report.done() for report in told)
+        with Served(Outbox(tmp_path, RUN), first.endpoint) as second:
+            for report in told:
+                report.result(60)
+            assert second.server.last_trained == 1
+            for client in ranks:
+                client.close()
 
 
 def test_a_server_that_never_comes_back_is_a_timeout(tmp_path: Path) -> None:
