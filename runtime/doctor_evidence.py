@@ -3,12 +3,10 @@
 Files are only read, no lock is tried, and every question to a service has a deadline. Works on a dead run, too.
 """
 
-import http.client
 import json
 import os
 import socket
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from runtime.health import Fact
+from runtime.http_answer import http_answer
 from runtime.run_dir import RunDir
 from runtime.run_positions import read_positions, read_tail
 from runtime.service_lock import Holder, read_holder
@@ -142,12 +141,8 @@ def _link(path: str) -> str:
 def probe_health(url: str, timeout_s: float) -> tuple[Report, str]:
     """The report at `url`, or why there is none."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            body = response.read()
-    except urllib.error.HTTPError as error:  # 503: it starts or stalls, and says so
-        with error:
-            body = error.read()
-    except (OSError, http.client.HTTPException) as error:
+        body = http_answer(url, timeout_s)  # also of a 503: it starts or stalls, and says so
+    except OSError as error:
         return {}, f"{url}: {_reason(error)}"
     try:
         report = json.loads(body)

@@ -2,11 +2,10 @@
 
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 
 from runtime.health import Fact, Status
+from runtime.http_answer import http_answer
 from runtime.run_dir import RunDir
 
 POLL_S = 0.5
@@ -60,15 +59,7 @@ class HealthPoll:
 def fetch_health(url: str, timeout_s: float = TIMEOUT_S) -> Report:
     """The report at `url`, also that of a service that answers 503; empty if it does not answer with one."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            body = response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            body = error.read()
-    except OSError:
-        return {}
-    try:
-        report = json.loads(body)
-    except ValueError:
+        report = json.loads(http_answer(url, timeout_s))
+    except (OSError, ValueError):
         return {}
     return report if isinstance(report, dict) else {}

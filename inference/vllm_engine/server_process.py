@@ -1,11 +1,8 @@
 """`VllmServer`: one life of vLLM's server, a child process with children of its own."""
 
 import contextlib
-import http.client
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +11,7 @@ from types import TracebackType
 import msgspec
 
 from runtime.child import Child
+from runtime.http_answer import http_answer
 
 HEALTH_TIMEOUT_S = 5.0
 
@@ -69,8 +67,8 @@ class VllmServer:
         if self._child.exit_code is not None:
             return Condition.ENDED
         try:
-            self.report = self._ask()
-        except (OSError, http.client.HTTPException):  # no connection, no answer in time, or one that broke off
+            self.report = msgspec.json.decode(http_answer(f"{self._url}/health", HEALTH_TIMEOUT_S), type=Report)
+        except OSError:  # no connection, no answer in time, or one that broke off
             return Condition.ABSENT
         except msgspec.MsgspecError:
             return Condition.FOREIGN
@@ -91,12 +89,3 @@ class VllmServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait(HEALTH_TIMEOUT_S)
-
-    def _ask(self) -> Report:
-        try:
-            with urllib.request.urlopen(f"{self._url}/health", timeout=HEALTH_TIMEOUT_S) as response:
-                body = response.read()
-        except urllib.error.HTTPError as error:  # 503 has a body, too
-            with error:
-                body = error.read()
-        return msgspec.json.decode(body, type=Report)

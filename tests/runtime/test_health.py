@@ -144,6 +144,24 @@ def test_fetch_of_a_dead_service_is_empty(server: HealthServer) -> None:
     assert fetch_health(server.url, timeout_s=1.0) == {}
 
 
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+def test_fetch_of_a_service_that_dies_while_it_answers_is_empty(status: str) -> None:
+    """The thread that polls all services must outlive each of them."""
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 100\r\n\r\n{{".encode())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
+        assert fetch_health(url, timeout_s=30.0) == {}
+        thread.join(30)
+
+
 def test_metrics_are_in_prometheus_text(health: Health, clock: Clock) -> None:
     registry = CollectorRegistry()
     Gauge("my_gauge", "mine", registry=registry).set(4)
