@@ -42,9 +42,15 @@ def refusal(outbox: Outbox, limits: Limits, hello: Hello) -> str | None:
     if not 0 <= hello.rank < hello.world_size <= limits.max_peers:
         return f"rank {hello.rank} of {hello.world_size}, this server takes up to {limits.max_peers} ranks"
     if hello.last_committed < retired:
-        return f"it resumes after step {hello.last_committed}, but batches up to {retired} were committed and retired"
+        return (
+            f"it resumes after step {hello.last_committed}, but batches up to {retired} were committed and retired: "
+            f"restore its checkpoint of step {retired} or a later one"
+        )
     if hello.last_committed > newest:
-        return f"its checkpoint contains step {hello.last_committed}, but the newest batch of this run is {newest}"
+        return (
+            f"its checkpoint contains step {hello.last_committed}, but the newest batch of this run is {newest}: they "
+            "are of different run directories, or the outbox was restored from an older copy"
+        )
     return None
 
 

@@ -89,6 +89,29 @@ asyncio.run(main())
 """
 
 
+LOOP_BLOCKED_FOR_EVER = """
+import asyncio, threading
+import runtime.watchdog
+from runtime.health import Health
+from runtime.loop_lag import LoopLag
+from runtime.watchdog import Watchdog
+
+runtime.watchdog.BLOCKED_DUMP_S = 0.2
+
+def environment_that_never_returns():
+    threading.Event().wait()
+
+async def main():
+    lag = LoopLag()
+    probe = asyncio.create_task(lag.probe())
+    with Watchdog(Health("orchestrator", stall_timeout_s=2.0), loop_lag=lag):
+        await asyncio.sleep(0.2)
+        environment_that_never_returns()
+
+asyncio.run(main())
+"""
+
+
 def run_program(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, *argv], capture_output=True, text=True, timeout=30)
 
@@ -121,6 +144,14 @@ def test_blocked_loop_is_dumped_once_and_the_process_lives() -> None:
     assert done.returncode == 0
     assert done.stderr.count("environment_that_blocks") == 1
     assert done.stderr.count("event loop blocked for") == 1
+
+
+def test_loop_that_stays_blocked_is_dumped_and_then_ends_the_process() -> None:
+    done = run_program(LOOP_BLOCKED_FOR_EVER)
+    assert done.returncode == 75
+    blocked, _, stalled = done.stderr.partition("event loop blocked for")
+    assert "environment_that_never_returns" in blocked
+    assert "orchestrator stalled: no progress for" in stalled
 
 
 def test_stopped_watchdog_watches_no_more() -> None:
