@@ -9,6 +9,7 @@ from rich.tree import Tree
 
 from runtime.doctor_diagnosis import Condition, Diagnosis
 from runtime.doctor_evidence import Evidence, ServiceEvidence
+from runtime.printable import printable
 
 STYLES = {
     Condition.ENDED: "dim",
@@ -46,19 +47,20 @@ def render(evidence: Evidence, diagnosis: Diagnosis) -> RenderableType:
         _positions_table(evidence),
         *_last_lines(evidence, diagnosis),
         Text(),
-        Text(diagnosis.conclusion, style="bold red" if diagnosis.culprit else "bold"),
+        Text(printable(diagnosis.conclusion), style="bold red" if diagnosis.culprit else "bold"),
     )
 
 
 def _services_table(evidence: Evidence, diagnosis: Diagnosis) -> Table:
-    table = Table(title=f"Services of {evidence.run}", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=_plain(f"Services of {evidence.run}"), title_justify="left", box=None, pad_edge=False)
     for column in ("service", "condition", "process", "last progress", "facts"):
         table.add_column(column, overflow="fold")
     for service in evidence.services:
         condition = diagnosis.conditions.get(service.name)
         style = STYLES.get(condition, "") if condition else ""
         shown = condition.value if condition else service.life.value
-        table.add_row(service.name, Text(shown, style=style), _process(service), _progress(service), _facts(service))
+        cells = (_process(service), _progress(service), _facts(service))
+        table.add_row(Text(service.name), Text(shown, style=style), *map(_plain, cells))
     return table
 
 
@@ -80,7 +82,7 @@ def _waits_tree(diagnosis: Diagnosis) -> Tree:
     tree = Tree(Text("\nWho waits for whom", style="italic"))
     for wait in diagnosis.waits:
         peers = f" ──▶ {', '.join(wait.peers)}" if wait.peers else ""
-        tree.add(Text(f"{wait.waiter} ── {wait.what}{peers}"))
+        tree.add(_plain(f"{wait.waiter} ── {wait.what}{peers}"))
     if not diagnosis.waits:
         tree.add(Text("nobody says that it waits", style="dim"))
     return tree
@@ -89,7 +91,7 @@ def _waits_tree(diagnosis: Diagnosis) -> Tree:
 def _positions_table(evidence: Evidence) -> Table:
     table = Table(title="\nPositions", title_justify="left", box=None, pad_edge=False, show_header=False)
     for label, value in evidence.positions.items():
-        table.add_row(label, value)
+        table.add_row(label, _plain(value))
     return table
 
 
@@ -98,5 +100,10 @@ def _last_lines(evidence: Evidence, diagnosis: Diagnosis) -> list[Text]:
     lines = []
     for service in dead:
         lines.append(Text(f"\nLast lines of {service.name}", style="italic"))
-        lines += [Text(f"  {line}") for line in service.last_lines]
+        lines += [_plain(f"  {line}") for line in service.last_lines]
     return lines
+
+
+def _plain(text: str) -> Text:
+    """Text that is neither read as markup by rich nor obeyed by a terminal: services quote what others wrote."""
+    return Text(printable(text))

@@ -12,10 +12,11 @@ from loguru import logger
 
 from runtime.config import LogConfig
 from runtime.log_file import LogFile
+from runtime.printable import printable
 from runtime.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from loguru import FormatFunction, Message
+    from loguru import FormatFunction, Message, Record
 
 PRINTED = {"printed": True}
 """Bind this to a record whose text is on stderr already: it only goes to the log file."""
@@ -37,7 +38,7 @@ def setup_logging(service: str, config: LogConfig, run_dir: RunDir | None, *, ra
     """
     name = service if not rank else f"{service}-{rank}"
     logger.remove()
-    logger.configure(extra={"service": name})
+    logger.configure(extra={"service": name}, patcher=_make_printable)
     _add_stderr(config, rank)
     if run_dir is not None:
         logger.add(
@@ -49,6 +50,11 @@ def setup_logging(service: str, config: LogConfig, run_dir: RunDir | None, *, ra
         )
     logging.basicConfig(handlers=[_ToLoguru()], level=_LIBRARY_LEVELS.get(config.level, logging.WARNING), force=True)
     logging.captureWarnings(True)
+
+
+def _make_printable(record: "Record") -> None:
+    """Messages quote models and environments, which may have written escape sequences for the reader's terminal."""
+    record["message"] = printable(record["message"])
 
 
 def _add_stderr(config: LogConfig, rank: int | None) -> None:

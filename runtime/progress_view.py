@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from runtime.printable import printable
 from runtime.progress import Progress, plain_line, sparkline
 
 STYLES = {"inference": "cyan", "orchestrator": "magenta", "trainer": "green"}
@@ -41,7 +42,7 @@ class PlainView:
 
     def forward(self, service: str, line: str) -> None:
         """Print it with the service's name before it."""
-        self._print(f"{service:<12} | {line}")
+        self._print(f"{service:<12} | {printable(line)}")
 
     def update(self, progress: Progress) -> None:
         """Print a line if there is a new step."""
@@ -71,7 +72,7 @@ class LiveView:
     def forward(self, service: str, line: str) -> None:
         """Print it above the panel."""
         name = Text(f"{service:<12} │ ", style=STYLES.get(service, "dim"))
-        self._console.print(name + Text(line), soft_wrap=True)
+        self._console.print(name + Text(printable(line)), soft_wrap=True)
 
     def update(self, progress: Progress) -> None:
         """Draw the panel anew."""

@@ -10,6 +10,7 @@ from loguru import logger
 from runtime.errors import ServiceError, StorageError, UserError, find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.logging import PRINTED, start_logging
+from runtime.printable import printable
 
 Main = Callable[[Sequence[str]], int | None]
 """A service: takes its arguments, returns its exit code (`None` is 0) or raises."""
@@ -39,7 +40,7 @@ def _report(prog: str, error: Exception) -> int:
     if known is None:
         logger.opt(exception=error).critical(f"{prog} failed: {error!r}")
         return ExitCode.FAILED
-    message = " ".join(str(known).split())
+    message = printable(" ".join(str(known).split()))
     sys.stderr.write(f"{prog}: {message}\n")
     logger.bind(**PRINTED).error(message)
     return known.exit_code

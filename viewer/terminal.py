@@ -8,13 +8,13 @@ import argparse
 import re
 import shlex
 import sys
-import unicodedata
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from runtime.printable import printable
 from runtime.progress import sparkline
 from viewer.answers import answer
 from viewer.conversation import Said
@@ -42,7 +42,7 @@ def show(run: Run, console: Console, arguments: argparse.Namespace) -> int:
 
 def plain(text: object) -> str:
     """Text without control characters: newlines and tabs stay, everything else that a terminal would obey is shown."""
-    return "".join(_visible(character) for character in str(text))
+    return printable(str(text))
 
 
 def overview(run: Run) -> RenderableType:
@@ -55,11 +55,6 @@ def overview(run: Run) -> RenderableType:
         if story["good"]:
             parts.append(_rollout(run, str(story["good"])))
     return Group(*parts)
-
-
-def _visible(character: str) -> str:
-    is_control = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co") and character not in "\n\t"
-    return f"\\x{ord(character):02x}" if is_control else character
 
 
 def _converse(run: Run, console: Console) -> None:

@@ -1,5 +1,6 @@
 """`rl doctor` on real processes, alive, frozen and dead."""
 
+import io
 import json
 import os
 import signal
@@ -10,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from runtime.cli import run
 from runtime.doctor_diagnosis import Condition, diagnose
 from runtime.doctor_evidence import Evidence, Life, ServiceEvidence, find_life, gather_evidence, probe_health
-from runtime.doctor_view import as_json
+from runtime.doctor_view import as_json, render
 from runtime.errors import StorageError, UserError
 from runtime.health import Health
 from runtime.health_server import HealthServer
@@ -197,6 +199,18 @@ def test_run_without_services_says_so(run_dir: RunDir, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "no service was ever started" in shown
     assert "nobody says that it waits" in shown
+
+
+def test_words_of_others_are_neither_markup_nor_obeyed() -> None:
+    words = "exit 1: cannot read [/data/x] [red]\x1b]0;title\x07"
+    facts = {"engines": "refused [/data/y]\x1b[2J"}
+    service = ServiceEvidence("trainer", Life.GONE, ended=words, health=facts, last_lines=(words,))
+    evidence = Evidence("runs/[bold]", (service,), {"checkpoint": "[/z]\x1b[1m"})
+    out = io.StringIO()
+    Console(file=out, width=200, highlight=False).print(render(evidence, diagnose(evidence)))
+    assert "\x1b" not in out.getvalue()
+    for text in ("runs/[bold]", "[/data/x] [red]\\x1b]0;title\\x07", "[/data/y]", "[/z]"):
+        assert text in out.getvalue()
 
 
 def test_json_of_values_that_are_not_plain_is_possible() -> None:

@@ -21,6 +21,7 @@ json_lines, level, rank = sys.argv[2] == "json", sys.argv[3], int(sys.argv[4]) i
 setup_logging("trainer", LogConfig(json_lines=json_lines, level=level), RunDir(Path(sys.argv[1])).create(), rank=rank)
 logger.info("step {step} of {{}} <red>", step=3)
 logger.debug("detail")
+logger.info("an answer: {}", "\\x1b[2Jgone\\u202e")
 logging.getLogger("library").warning("old %s", "api")
 logging.getLogger("library").info("chatter")
 warnings.warn("deprecated thing")
@@ -43,8 +44,9 @@ def run_program(tmp_path: Path, form: str = "text", level: str = "INFO", rank: s
 def test_stderr_has_one_line_per_record(tmp_path: Path) -> None:
     lines = run_program(tmp_path)
     assert lines[0].endswith("INFO     step 3 of {} <red>")
-    assert lines[1].endswith("WARNING  library: old api")
-    assert "deprecated thing" in lines[2]
+    assert lines[1].endswith("INFO     an answer: \\x1b[2Jgone\\x202e"), "a terminal would obey the answer of a model"
+    assert lines[2].endswith("WARNING  library: old api")
+    assert "deprecated thing" in lines[3]
     assert not any("detail" in line or "chatter" in line or "already on stderr" in line for line in lines)
 
 
