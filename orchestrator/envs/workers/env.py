@@ -26,6 +26,7 @@ from orchestrator.envs.workers.messages import FROM_WORKER, FromWorker, Ready, R
 from orchestrator.envs.workers.process import COMMAND, END_S, WorkerModel, WorkerProcess
 from orchestrator.envs.workers.worker import BLOCKED_S, Worker, WorkerGone, least_busy
 from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
+from orchestrator.images.shelf import PictureShelf
 from orchestrator.rollout import Example, Failure, FailureReason, Rollout
 from runtime.errors import UserError
 
@@ -63,6 +64,7 @@ class WorkerEnv:
         self._examples = tuple(
             Example(self.name, example_id, position) for position, example_id in enumerate(ready.example_ids)
         )
+        self._shelf = PictureShelf()
         self._workers: dict[int, Worker] = {}
         self._num_deaths = [0] * len(processes)
         self._tasks: list[asyncio.Task[None]] = []
@@ -93,7 +95,7 @@ class WorkerEnv:
         """Connect to the workers, and keep them alive from now on."""
         for slot, process in enumerate(self._processes):
             link = await FrameLink.open(process.end_of_link, FROM_WORKER)
-            self._workers[slot] = Worker(process, link, self._model)
+            self._workers[slot] = Worker(process, link, self._model, self._shelf)
             self._tasks.append(asyncio.create_task(self._keep_alive(slot), name=f"worker {slot} of {self.name}"))
         self._processes.clear()
 
@@ -206,7 +208,7 @@ class WorkerEnv:
                     await asyncio.shield(link.hang_up())
             await asyncio.shield(asyncio.to_thread(process.end, 0.0))
             raise
-        return Worker(process, link, self._model)
+        return Worker(process, link, self._model, self._shelf)
 
 
 def load_in_workers(

@@ -41,13 +41,16 @@ class WorkerGone(Exception):
 
 
 class Worker:
-    """`serve` must run while `run` is used; it returns when the worker is gone, and all its runs fail with it."""
+    """`serve` must run while `run` is used; it returns when the worker is gone, and all its runs fail with it. `shelf`
+    is that of all workers of the environment, over which the rollouts of a group are spread."""
 
-    def __init__(self, process: WorkerProcess, link: "FrameLink[FromWorker]", model: Model) -> None:
+    def __init__(
+        self, process: WorkerProcess, link: "FrameLink[FromWorker]", model: Model, shelf: PictureShelf
+    ) -> None:
         self.process = process
         self._link = link
         self._model = model
-        self._shelf = PictureShelf()
+        self._shelf = shelf
         self._runs: dict[int, asyncio.Future[Results]] = {}
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._ids = itertools.count()

@@ -36,6 +36,7 @@ from tests.orchestrator.core.toys import make_config, run_toy
 from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.replies import check_branch
+from tests.orchestrator.images.drawn import vision_folder
 from transport.generation import GenerateReply, GenerateRequest
 
 pytestmark = pytest.mark.usefixtures("env_modules")
@@ -156,6 +157,23 @@ async def test_runs_are_spread_over_the_workers(tokenizer: Tokenizer) -> None:
             if len(used) == 2:
                 break
         assert used == set(adapter.pids)
+
+
+async def test_rollouts_in_different_workers_share_one_copy_of_their_picture(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(vision_folder(tmp_path))
+    engine = random_engine(tokenizer)
+    async with started(toy(tokenizer, engine, num_workers=2), engine) as adapter:
+        rollouts: list[Rollout] = []
+        for _ in range(50):
+            runs = [adapter.run(request_for(adapter, group_id="picture/0/0", seed=index)) for index in range(8)]
+            results = [result for results in await asyncio.gather(*runs) for result in results]
+            rollouts += [result for result in results if isinstance(result, Rollout)]  # some sample a placeholder
+            if len({rollout.metrics["pid"] for rollout in rollouts}) == 2:
+                break
+    pictures = {id(rollout.branches[0].pictures) for rollout in rollouts}
+    assert len({rollout.metrics["pid"] for rollout in rollouts}) == 2
+    assert len(pictures) == 1
+    assert rollouts[0].branches[0].pictures is not None
 
 
 async def test_blocking_environment_leaves_the_loop_of_the_orchestrator_free(

@@ -14,6 +14,7 @@ from orchestrator.envs.workers.frames import FrameLink
 from orchestrator.envs.workers.messages import FROM_WORKER, TO_WORKER, Answer, Broken, Done, RolloutFrame, ToWorker
 from orchestrator.envs.workers.process import WorkerProcess
 from orchestrator.envs.workers.worker import Worker, WorkerGone
+from orchestrator.images.shelf import PictureShelf
 from orchestrator.rollout import Example
 from runtime.errors import UserError
 from tests.orchestrator.edge.polling import until
@@ -48,7 +49,7 @@ async def worker_and_peer() -> AsyncIterator[tuple[Worker, FrameLink[ToWorker]]]
     ours, theirs = socket.socketpair()
     link, peer = await FrameLink.open(ours, FROM_WORKER), await FrameLink.open(theirs, TO_WORKER)
     try:
-        yield Worker(NoProcess(), link, ScriptedEngine(16, 0)), peer
+        yield Worker(NoProcess(), link, ScriptedEngine(16, 0), PictureShelf()), peer
     finally:
         await link.hang_up()
         await peer.hang_up()

@@ -22,6 +22,7 @@ from orchestrator.gateway.session import SamplingPlan, Session
 from orchestrator.rollout import Example, Failure, Rollout
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
+from tests.orchestrator.images.drawn import data_url, picture, user
 
 LONGEST_BLOCK_S = 120.0
 
@@ -55,7 +56,7 @@ class ToyAdapter:
         )
         session = Session(self._generator, self._tokenizer, plan)
         try:
-            await session.complete([{"role": "user", "content": f"go {request.example.example_id}"}])
+            await session.complete([message(request)])
         except Exception as error:
             return [failure_of(error)]
         branches = session.trajectory.branches()
@@ -72,6 +73,12 @@ class ToyAdapter:
                 duration_s=0.0,
             )
         ]
+
+
+def message(request: RolloutRequest) -> dict[str, object]:
+    """With a picture, where the group id asks for one."""
+    text = f"go {request.example.example_id}"
+    return user(data_url(picture(1)), text) if "picture" in request.group_id else {"role": "user", "content": text}
 
 
 def misbehave(group_id: str) -> None:
