@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import Tally, tally
@@ -43,7 +44,7 @@ def print_ledger(result: Tally, console: Console) -> None:
     table.add_row("dispatched", f"{result.num_dispatched:,}")
     console.print(table)
     for problem in result.problems[:MAX_PROBLEMS]:
-        console.print(f"[red]{problem}[/red]")
+        console.print(Text(problem, style="red"))
     if len(result.problems) > MAX_PROBLEMS:
         console.print(f"[red]and {len(result.problems) - MAX_PROBLEMS} more[/red]")
     console.print("balances" if result.balances else "[bold red]does not balance[/bold red]")
