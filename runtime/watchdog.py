@@ -89,8 +89,10 @@ class Watchdog:
         logger.error(f"event loop blocked for {blocked_s:.0f} s; stacks: {where}")
 
     def _end(self, age: float) -> None:
-        _within(TELL_TIMEOUT_S, lambda: self._tell_of_stall(age))
-        os._exit(ExitCode.STALLED)
+        try:
+            _within(TELL_TIMEOUT_S, lambda: self._tell_of_stall(age))
+        finally:
+            os._exit(ExitCode.STALLED)
 
     def _tell_of_stall(self, age: float) -> None:
         """Files first: they seldom hang, and `rl doctor` reads them."""
@@ -126,10 +128,13 @@ class Watchdog:
 def _all_stacks() -> str:
     """The stacks of all threads. By way of memory: faulthandler holds the interpreter's lock while it writes, so a pipe
     that nobody reads would freeze every thread, the watchdog's included."""
-    with os.fdopen(os.memfd_create("stacks"), "w+") as file:
-        faulthandler.dump_traceback(file=file, all_threads=True)
-        file.seek(0)
-        return file.read()
+    try:
+        with os.fdopen(os.memfd_create("stacks"), "w+") as file:
+            faulthandler.dump_traceback(file=file, all_threads=True)
+            file.seek(0)
+            return file.read()
+    except OSError as error:  # no descriptor is left, say
+        return f"no stacks: {error}\n"
 
 
 def _print(text: str) -> None:
@@ -141,7 +146,10 @@ def _print(text: str) -> None:
 def _within(seconds: float, work: Callable[[], None]) -> None:
     """Do `work` in a thread, and wait for it no longer than that: it may hang where the service hangs."""
     thread = threading.Thread(target=work, name="watchdog tells", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had: better to risk it than to say nothing
+        return work()
     thread.join(timeout=seconds)
 
 

@@ -127,6 +127,14 @@ def test_stalled_process_dumps_its_stacks_and_exits_75(tmp_path: Path) -> None:
     assert "trainer stalled" in (tmp_path / "logs" / "trainer.log").read_text()
 
 
+def test_stalled_process_without_a_free_descriptor_exits_75_and_says_why(tmp_path: Path) -> None:
+    leak = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\nprint("
+    done = run_program(HANGS.replace("print(", leak, 1), str(tmp_path))
+    assert done.returncode == 75
+    assert "no stacks: [Errno 24] Too many open files" in done.stderr
+    assert "trainer stalled: no progress for" in done.stderr
+
+
 def test_a_process_whose_stderr_nobody_reads_exits_75_too(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", UNREAD, str(tmp_path)], stderr=subprocess.PIPE) as process:
         try:
