@@ -36,19 +36,27 @@ async def play(
     max_in_flight: int,
     on_result: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fill the slots of `outcomes`. What an older version than `version` sampled is a failure."""
-    todo = _todo(envs, outcomes, version, seed)
+    """Fill the slots of `outcomes`. What an older version than `version` sampled is a failure. A group that is scored
+    jointly runs as a whole, alone if it is larger than `max_in_flight`."""
+    num_running = 0
+    one_ended = asyncio.Event()
 
-    async def work() -> None:
-        for adapter, request, slots in todo:  # shared: each takes the next one
-            num_results = request.group_size if adapter.scores_jointly else 1
-            results = accept(await call_adapter(adapter, request), num_results, version)
-            slots[request.index : request.index + len(results)] = results
-            on_result()
+    async def run(adapter: EnvAdapter, request: RolloutRequest, slots: list[Rollout | Failure], size: int) -> None:
+        nonlocal num_running
+        results = accept(await call_adapter(adapter, request), size, version)
+        slots[request.index : request.index + size] = results
+        num_running -= size
+        one_ended.set()
+        on_result()
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(max_in_flight):
-            tasks.create_task(work())
+        for adapter, request, slots in _todo(envs, outcomes, version, seed):
+            size = request.group_size if adapter.scores_jointly else 1
+            while num_running and num_running + size > max_in_flight:
+                one_ended.clear()
+                await one_ended.wait()
+            num_running += size
+            tasks.create_task(run(adapter, request, slots, size))
 
 
 def _todo(

@@ -196,6 +196,18 @@ async def test_a_jointly_scored_environment_plays_an_example_in_one_go(tmp_path:
     assert all(request.group_size == 4 for request in env.requests)
 
 
+@pytest.mark.parametrize(("max_in_flight", "most_groups"), [(9, 2), (2, 1)])
+async def test_the_rollouts_of_a_joint_group_all_count_as_running(
+    tmp_path: Path, max_in_flight: int, most_groups: int
+) -> None:
+    env = ExamEnv(make_engine(), name="exam", scores_jointly=True)
+    env.pinned = set()
+    env.desk = desk = Desk(tmp_path, env, max_in_flight=max_in_flight)
+    await desk.reach(0, 4)
+    assert env.most_running == most_groups  # groups of 4
+    assert len(env.requests) == 2 * 3
+
+
 async def test_a_failing_environment_costs_its_rollouts_only(tmp_path: Path) -> None:
     engine = make_engine(weights=ServedWeights(version=9, digest=""))
     env = ToyEnv(engine, name="exam", fault=lambda request: ENV_ERROR if request.index == 0 else None)
