@@ -140,6 +140,7 @@ def flex(
     """torch's flex attention, compiled, over blocks that hold a pair of tokens of one segment (GPU)."""
     refuse_extras(extras)
     mask = _block_mask(segments, sliding_window)
+    query, key = query.to(value.dtype), key.to(value.dtype)
     if query.device.type == "cpu":  # the compiler has no CPU kernel with a gradient; without it, all scores are held
         out = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
     else:
@@ -181,8 +182,12 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 
 def _flat(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[1, H, T, D] to [T, H, D]."""
-    return query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    """[1, H, T, D] to [T, H, D], in the type of `value`: under autocast norms and rotations leave float32 behind."""
+    return (
+        query[0].transpose(0, 1).to(value.dtype),
+        key[0].transpose(0, 1).to(value.dtype),
+        value[0].transpose(0, 1),
+    )
 
 
 def _window(sliding_window: int | None) -> tuple[int, int]:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tests.trainer.core.rank_worker import CPU
 from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.tiny import make_samples, save_tiny_model
-from trainer.attention.kernels import AttentionFunction, flex, refuse_extras, segment_sdpa
-from trainer.attention.registry import KERNELS, choose_kernel
+from trainer.attention.kernels import AttentionFunction, flex, refuse_extras, segment_sdpa, torch_varlen
+from trainer.attention.registry import KERNELS, AttentionKernel, choose_kernel
 from trainer.attention.segments import SegmentInfo
 from trainer.config import ModelConfig
 from trainer.errors import AttentionUnavailable, ModelUnusable
@@ -145,3 +146,21 @@ def test_what_changes_the_result_and_is_not_implemented_is_refused(name: str) ->
     refuse_extras({name: None, "position_ids": 1})
     with pytest.raises(ModelUnusable, match=name):
         refuse_extras({name: 30.0})
+
+
+def test_gpu_kernels_get_one_half_type_where_autocast_leaves_float32(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a plain process norms and rotations make float32 of queries and keys, which these kernels would refuse."""
+    types = []
+
+    def varlen(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
+        types.append({query.dtype, key.dtype, value.dtype})
+        return query
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    kernel = AttentionKernel("varlen_anywhere", torch_varlen)
+    kernel.install()
+    model = AutoModelForCausalLM.from_pretrained(model_path, attn_implementation=kernel.implementation)
+    packed_scores(Policy(model, torch.bfloat16))
+    assert types == [{torch.bfloat16}] * model.config.num_hidden_layers
