@@ -4,7 +4,6 @@ One connection per rank: a rank that says `Hello` on a new connection leaves its
 with another world size leaves all old ones. Time is a parameter (monotonic seconds).
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -54,7 +53,7 @@ class PeerTable:
     def __init__(self, peer_timeout_s: float) -> None:
         self._timeout_s = peer_timeout_s
         self._peers: dict[bytes, Peer] = {}
-        self._left: deque[bytes] = deque(maxlen=_MAX_LEFT)
+        self._left: dict[bytes, None] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(tuple(self._peers.values()))
@@ -82,7 +81,9 @@ class PeerTable:
     def leave(self, identity: bytes) -> None:
         """The peer said goodbye. It speaks on this connection no more: what still comes by it is a repeat."""
         self.forget(identity)
-        self._left.append(identity)
+        self._left[identity] = None
+        if len(self._left) > _MAX_LEFT:
+            del self._left[next(iter(self._left))]
 
     def has_left(self, identity: bytes) -> bool:
         """Whether this connection said goodbye."""

@@ -64,3 +64,14 @@ def test_peers_may_leave_while_they_are_visited() -> None:
     for peer in peers:
         peers.forget(peer.identity)
     assert peers.status(now=100.0) == ()
+
+
+def test_goodbyes_are_remembered_of_the_last_connections_only() -> None:
+    peers = table(1)
+    peers.leave(b"connection-0")
+    assert peers.find(b"connection-0") is None
+    assert peers.has_left(b"connection-0")
+    for number in range(5000):
+        peers.leave(b"later-%d" % number)
+    assert peers.has_left(b"later-4999")
+    assert not peers.has_left(b"connection-0")
