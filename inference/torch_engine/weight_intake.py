@@ -33,7 +33,7 @@ class WeightIntake:
         """All of `version`. Blocks; setting `given_up` ends a transfer soon. Raises `WeightsRefused`."""
         channel, address = parse_location(location)
         if channel is Channel.FILESYSTEM:
-            return read_publish(Path(address), version=version, run_id=self.run_id)
+            return read_publish(Path(address), version=version, run_id=self.run_id, given_up=given_up)
         settings = self.settings
         if channel is Channel.COLLECTIVE:
             settings = replace(settings, join=partial(join_broadcast, device=self.device))

@@ -3,6 +3,7 @@
 Everything that can fail happens in `read_publish` and `check_fits`, before the first byte of the model changes.
 """
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +40,17 @@ class VerifiedWeights:
     """Given: an adapter was merged into the tensors. Their own digest; `digest` stays that of the publish."""
 
 
-def read_publish(manifest_path: Path, *, version: int, run_id: str) -> VerifiedWeights:
-    """Read and verify all of a publish. Raises `WeightsRefused` with the reason."""
+def read_publish(
+    manifest_path: Path, *, version: int, run_id: str, given_up: threading.Event | None = None
+) -> VerifiedWeights:
+    """Read and verify all of a publish. Raises `WeightsRefused` with the reason, soon after `given_up` is set."""
     try:
         manifest = read_weight_manifest(manifest_path)
         _check_identity(manifest, version, run_id)
         tensors: dict[str, Tensor] = {}
         for shard in manifest.shards:
+            if given_up is not None and given_up.is_set():  # else each try that timed out would fill the memory
+                raise WeightsError("nobody waits for it any more")
             tensors |= _read_shard(manifest_path.parent, shard)
         _check_tensors(manifest, tensors)
     except (WeightsError, OSError) as error:

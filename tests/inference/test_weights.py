@@ -1,5 +1,6 @@
 """Only a whole, sound publish of this model and run is accepted; everything else is refused by its reason."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from inference.errors import WeightsRefused
+from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import check_fits, model_digest, read_publish, served_tensors
 from tests.inference.tiny import make_model, publish, save_model, write_manifest
 from transport.weights import WeightManifest, hash_bytes, read_weight_manifest
@@ -34,6 +36,14 @@ def test_sound_publish_is_read_whole_and_has_the_digest_of_its_model(tmp_path: P
     for name, tensor in served_tensors(model):
         assert torch.equal(weights.tensors[name], tensor)
     check_fits(model, weights)
+
+
+def test_files_that_nobody_waits_for_any_more_are_not_read_on(tmp_path: Path) -> None:
+    path = publish(tmp_path, make_model(1), 1, num_shards=3)
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(WeightsRefused, match="nobody waits"):
+        WeightIntake("default").receive(str(path), 1, given_up)
 
 
 @pytest.mark.parametrize("tied", [True, False])
