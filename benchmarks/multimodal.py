@@ -3,21 +3,23 @@
     python -m benchmarks.multimodal [--out benchmarks/results/multimodal.json]
 
 Two processes: one cuts, stores and serves batches as the orchestrator does, this one fetches, checks and merges them as
-a trainer does. Times are CPU seconds (the machine may be shared), kernel included, best of several batches. `tcp` is
-loopback, `ipc` a Unix socket.
+a trainer does. Times are CPU seconds of both (the machine may be shared), kernel included. `tcp` is loopback, `ipc` a
+Unix socket; they take turns for several rounds. A stage counts with its best batch, and beside it with its median.
 
-Every time that the pixels are gone through is counted, as a copy or as a read:
+Every time that the pixels are gone through is counted. A copy reads them in one place and writes them to another, be it
+by us or by the kernel for us; what the disk and a network card fetch for themselves is none. A read writes nothing.
 
-    cut      copy: encode                         read: hash
-    store    copy: encode, write to the file
-    serve    copy: read from the file, send       read: hash
-    fetch    copy: receive                        read: hash
-    take in                                       read: finite?
+    cut      copy: encode                                        read: hash
+    store    copy: encode, from our memory to the page cache
+    serve    copy: page cache to our memory, that to the socket  read: hash
+    fetch    copy: socket to the trainer's memory                read: hash
+    take in                                                      read: finite?
     merge    copy: into the tensor of a micro batch
 
-`memcpy` is between two buffers that were used before; `memcpy_fresh` is into memory that is kept, as every copy must be
-that somebody holds on to, so that the kernel has to find pages for it. "Shipped" are the first four stages, samples
-to samples. `copy_over_memcpy` credits copies alone and charges the reads to them; `pass_over_memcpy` credits both.
+`memcpy` goes through as many bytes, piece by piece, between buffers that were used before; its turns come between the
+batches. `memcpy_fresh` is into memory that is kept, so that the kernel has to find pages for it. "Shipped" are the
+first four stages, samples to samples. `copy_over_memcpy` credits copies alone and charges everything else to them: the
+hashes, the file system, TCP, Python. `pass_over_memcpy` credits the reads, too.
 """
 
 import argparse
@@ -26,9 +28,11 @@ import json
 import multiprocessing
 import os
 import platform
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,7 +50,7 @@ from transport.tensor import EncodedTensor
 
 RUN = "bench"
 NUM_SAMPLES = 256
-NUM_BATCHES = 4
+NUM_ROUNDS, NUM_BATCHES = 3, 6
 MICRO_BATCH_SAMPLES = 8
 IMAGE_TOKEN, MERGE, PATCH_NUMBERS = 60, 2, 3 * 2 * 14 * 14
 GRID = (1, 16, 14)
@@ -67,11 +71,15 @@ SHIPPED = ("cut", "store", "serve", "fetch")
 WAIT_S = 300.0
 
 
-@dataclass(frozen=True)
-class Served:
-    """What the orchestrator's process says in the end: best CPU seconds by stage, and its memory in bytes."""
+Seconds = dict[str, list[float]]
+"""CPU seconds of every batch, by stage."""
 
-    seconds: dict[str, float]
+
+@dataclass(frozen=True)
+class Stored:
+    """What the orchestrator's process says in the end."""
+
+    seconds: Seconds
     peak_bytes: int
     before_bytes: int
 
@@ -108,23 +116,20 @@ def cpu_s(action: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def memcpy_gb_s() -> dict[str, float]:
-    """Bytes copied per second, in pieces of one sample."""
-    source = np.ones((NUM_SAMPLES, SAMPLE_BYTES), dtype=np.uint8)
-    target = np.zeros_like(source)
+class Memcpy:
+    """Copies as many bytes as a batch has, in pieces of one sample."""
 
-    def warm() -> None:
+    def __init__(self) -> None:
+        self._source = np.ones((NUM_SAMPLES, SAMPLE_BYTES), dtype=np.uint8)
+        self._target = np.zeros_like(self._source)
+        self.warm()
+
+    def warm(self) -> None:
         for row in range(NUM_SAMPLES):
-            target[row] = source[row]
+            self._target[row] = self._source[row]
 
-    def fresh() -> list[bytes]:
-        return [source[row].tobytes() for row in range(NUM_SAMPLES)]
-
-    warm()
-    return {
-        "memcpy": TOTAL_BYTES / min(cpu_s(warm) for _ in range(7)) / 1e9,
-        "memcpy_fresh": TOTAL_BYTES / min(cpu_s(fresh) for _ in range(3)) / 1e9,
-    }
+    def fresh(self) -> list[bytes]:
+        return [self._source[row].tobytes() for row in range(NUM_SAMPLES)]
 
 
 # --- the orchestrator's process -----------------------------------------------------------------------------------
@@ -141,50 +146,53 @@ def orchestrate(directory: Path, endpoint: str, pipe: Connection) -> None:
     before = memory_bytes("VmRSS")
     samples = [make_sample(number) for number in range(NUM_SAMPLES)]
     outbox = Outbox(directory, RUN)
-    cut, store = [], []
+    seconds: Seconds = {"cut": [], "store": []}
     for step in range(1, NUM_BATCHES + 1):
         started = time.process_time()
         batch = build_batch(RUN, step, samples)
-        cut.append(time.process_time() - started)
-        store.append(cpu_s(lambda batch=batch: outbox.put(batch)))  # type: ignore[misc]
-    serve = uvloop.run(serve_until_told(outbox, endpoint, pipe)) / NUM_BATCHES
-    seconds = {"cut": min(cut), "store": min(store), "serve": serve}
-    pipe.send(Served(seconds, memory_bytes("VmHWM"), before))
+        seconds["cut"].append(time.process_time() - started)
+        seconds["store"].append(cpu_s(lambda batch=batch: outbox.put(batch)))  # type: ignore[misc]
+    uvloop.run(serve_until_told(outbox, endpoint, pipe))
+    pipe.send(Stored(seconds, memory_bytes("VmHWM"), before))
 
 
-async def serve_until_told(outbox: Outbox, endpoint: str, pipe: Connection) -> float:
-    """CPU seconds of serving."""
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_reader(pipe.fileno(), told.set)
+async def serve_until_told(outbox: Outbox, endpoint: str, pipe: Connection) -> None:
+    """Says where it serves; then tells its CPU seconds whenever it is asked for them, until it is asked for the end."""
+    ended = asyncio.Event()
+
+    def answer() -> None:
+        if pipe.recv() == "end":
+            ended.set()
+        else:
+            pipe.send(time.process_time())
+
+    asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
     async with BatchServer(endpoint, outbox) as server:
         serving = asyncio.create_task(server.serve())
         pipe.send(server.endpoint)
-        started = time.process_time()
         async with asyncio.timeout(WAIT_S):
-            await told.wait()
-        spent = time.process_time() - started
+            await ended.wait()
         serving.cancel()
         await asyncio.wait([serving])
     asyncio.get_running_loop().remove_reader(pipe.fileno())
-    return spent
 
 
 # --- the trainer's process ----------------------------------------------------------------------------------------
 
 
-def train(endpoint: str) -> tuple[dict[str, float], float]:
-    """(best CPU seconds by stage, best wall seconds of a fetch)."""
+def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, list[float]]:
+    """(seconds of serving, of our own stages and of memcpy, wall seconds of each fetch)."""
     from trainer.images.inputs import merge_images
     from trainer.images.intake import take_in
     from trainer.images.spec import ImageSpec
 
     spec = ImageSpec(IMAGE_TOKEN, MERGE, PATCH_NUMBERS)
-    seconds: dict[str, list[float]] = {"fetch": [], "take_in": [], "merge": []}
+    seconds: Seconds = {stage: [] for stage in ("serve", "fetch", "take_in", "merge", "memcpy")}
     walls = []
     with BatchClient(endpoint, RUN, peer_timeout_s=60.0) as client:
         client.hello()
         for step in range(1, NUM_BATCHES + 1):
-            marks, wall = [time.process_time()], time.perf_counter()
+            served, marks, wall = _served_s(pipe), [time.process_time()], time.perf_counter()
             samples = client.samples(step, range(NUM_SAMPLES))
             walls.append(time.perf_counter() - wall)
             marks.append(time.process_time())
@@ -194,13 +202,22 @@ def train(endpoint: str) -> tuple[dict[str, float], float]:
             for first in range(0, NUM_SAMPLES, MICRO_BATCH_SAMPLES):
                 merge_images([intake.samples[first + place] for place in range(MICRO_BATCH_SAMPLES)], spec, 0)
             marks.append(time.process_time())
-            for stage, spent in zip(seconds, np.diff(marks).tolist(), strict=True):
-                seconds[stage].append(spent)
-    return {stage: min(values) for stage, values in seconds.items()}, min(walls)
+            memcpy.warm()
+            marks.append(time.process_time())
+            spent = [_served_s(pipe) - served, *np.diff(marks).tolist()]
+            for stage, stage_s in zip(seconds, spent, strict=True):
+                seconds[stage].append(stage_s)
+    return seconds, walls
 
 
-def run_both(transport: str) -> tuple[dict[str, float], float, Served]:
-    """(CPU seconds by stage, wall seconds of a fetch, what the orchestrator's process said)."""
+def _served_s(pipe: Connection) -> float:
+    pipe.send("cpu")
+    spent: float = _answer(pipe)
+    return spent
+
+
+def run_both(transport: str, memcpy: Memcpy) -> tuple[Seconds, list[float], float]:
+    """(seconds of all stages and of memcpy, wall seconds of each fetch, memory of the orchestrator over its data)."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as directory:
@@ -208,13 +225,13 @@ def run_both(transport: str) -> tuple[dict[str, float], float, Served]:
         process = context.Process(target=orchestrate, args=(Path(directory) / "outbox", endpoint, theirs), daemon=True)
         process.start()
         try:
-            seconds, wall_s = train(_answer(ours))
-            ours.send("report")
-            served: Served = _answer(ours)
+            seconds, walls = train(_answer(ours), ours, memcpy)
+            ours.send("end")
+            stored: Stored = _answer(ours)
         finally:
             process.kill()
             process.join()
-    return served.seconds | seconds, wall_s, served
+    return stored.seconds | seconds, walls, (stored.peak_bytes - stored.before_bytes) / TOTAL_BYTES
 
 
 def _answer(pipe: Connection) -> Any:
@@ -223,50 +240,73 @@ def _answer(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-def stage_row(stage: str, seconds: float, memcpy: dict[str, float]) -> dict[str, float]:
+def stage_row(stage: str, seconds: Seconds) -> dict[str, float]:
     copies, reads = PASSES[stage]
-    gb = TOTAL_BYTES / 1e9
+    best_s = min(seconds[stage])
     return {
-        "cpu_s": seconds,
+        "cpu_s": best_s,
+        "cpu_s_median": statistics.median(seconds[stage]),
         "copies": copies,
         "reads": reads,
-        "gb_s_per_pass": (copies + reads) * gb / seconds,
-        "pass_over_memcpy": (copies + reads) * gb / seconds / memcpy["memcpy"],
-        "pass_over_memcpy_fresh": (copies + reads) * gb / seconds / memcpy["memcpy_fresh"],
+        "gb_s_per_pass": (copies + reads) * TOTAL_BYTES / 1e9 / best_s,
+        "pass_over_memcpy": (copies + reads) * min(seconds["memcpy"]) / best_s,
     }
 
 
-def measure(transport: str, memcpy: dict[str, float]) -> dict[str, object]:
-    """One variant."""
-    seconds, wall_s, served = run_both(transport)
-    shipped_s = sum(seconds[stage] for stage in SHIPPED)
+def shipped_row(seconds: Seconds, fresh_s: float) -> dict[str, float]:
+    """All four stages together."""
+    best_s, median_s = (sum(kind(seconds[stage]) for stage in SHIPPED) for kind in (min, statistics.median))
     copies, reads = (sum(PASSES[stage][kind] for stage in SHIPPED) for kind in (0, 1))
-    copy_gb_s, pass_gb_s = (count * TOTAL_BYTES / 1e9 / shipped_s for count in (copies, copies + reads))
+    memcpy_s = min(seconds["memcpy"])
     return {
-        "stages": {stage: stage_row(stage, seconds[stage], memcpy) for stage in PASSES},
-        "shipped": {
-            "cpu_s": shipped_s,
-            "copies": copies,
-            "reads": reads,
-            "fetch_wall_s": wall_s,
-            "copy_over_memcpy": copy_gb_s / memcpy["memcpy"],
-            "pass_over_memcpy": pass_gb_s / memcpy["memcpy"],
-            "copy_over_memcpy_fresh": copy_gb_s / memcpy["memcpy_fresh"],
-        },
-        "orchestrator_memory_over_data": (served.peak_bytes - served.before_bytes) / TOTAL_BYTES,
+        "cpu_s": best_s,
+        "cpu_s_median": median_s,
+        "copies": copies,
+        "reads": reads,
+        "copy_over_memcpy": copies * memcpy_s / best_s,
+        "copy_over_memcpy_median": copies * statistics.median(seconds["memcpy"]) / median_s,
+        "pass_over_memcpy": (copies + reads) * memcpy_s / best_s,
+        "copy_over_memcpy_fresh": copies * fresh_s / best_s,
+    }
+
+
+def measure(transports: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[str, dict[str, object]]:
+    """Every variant, in turns."""
+    seconds: dict[str, Seconds] = {transport: defaultdict(list) for transport in transports}
+    walls, memory = ({transport: list[float]() for transport in transports} for _ in range(2))
+    for _ in range(NUM_ROUNDS):
+        for transport in transports:
+            new_seconds, new_walls, new_memory = run_both(transport, memcpy)
+            walls[transport] += new_walls
+            memory[transport].append(new_memory)
+            for stage, values in new_seconds.items():
+                seconds[transport][stage] += values
+    return {
+        transport: {
+            "memcpy_gb_s": TOTAL_BYTES / min(seconds[transport]["memcpy"]) / 1e9,
+            "stages": {stage: stage_row(stage, seconds[transport]) for stage in PASSES},
+            "shipped": shipped_row(seconds[transport], fresh_s) | {"fetch_wall_s": min(walls[transport])},
+            "orchestrator_memory_over_data": max(memory[transport]),
+        }
+        for transport in transports
     }
 
 
 def run() -> dict[str, object]:
     load = os.getloadavg()[0]
-    memcpy = memcpy_gb_s()
-    variants = {transport: measure(transport, memcpy) for transport in ("tcp", "ipc")}
+    memcpy = Memcpy()
+    fresh_s = min(cpu_s(memcpy.fresh) for _ in range(3))
     return {
-        "workload": {"samples": NUM_SAMPLES, "pixel_bytes": SAMPLE_BYTES, "batches": NUM_BATCHES},
+        "workload": {
+            "samples": NUM_SAMPLES,
+            "pixel_bytes": SAMPLE_BYTES,
+            "batches": NUM_BATCHES,
+            "rounds": NUM_ROUNDS,
+        },
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": load},
-        "gb_s": memcpy,
+        "memcpy_fresh_gb_s": TOTAL_BYTES / fresh_s / 1e9,
         "targets": {"copy_over_memcpy": {"at_least": 0.5}, "orchestrator_memory_over_data": {"at_most": 1.3}},
-        **variants,
+        **measure(("tcp", "ipc"), memcpy, fresh_s),
     }
 
 

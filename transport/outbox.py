@@ -83,7 +83,7 @@ class Outbox:
                 raise OutboxError(f"{self.directory} expects batch {self.next_step}, got another batch {manifest.step}")
             path = batch_path(self.directory, manifest.step)
             try:
-                write_durably(path, file_chunks(batch))
+                write_durably(path, file_chunks(batch), at_least_bytes=batch.num_bytes)
             except OSError as error:
                 raise OutboxError(f"cannot store batch {manifest.step} in {path}: {error}") from error
             self._files[manifest.step] = BatchFile(path)

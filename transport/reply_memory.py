@@ -2,6 +2,7 @@
 
 Fresh memory costs several times what copying into it does, because the kernel has to find and clear its pages; and the
 allocator gives a reply's memory back as soon as it is free, to ask for it anew with the next one. So one buffer stays.
+It is numpy's, because numpy asks for huge pages where there are any: reading into them and sending from them is faster.
 A reply that comes while the buffer is still being sent gets memory of its own, as all would without this.
 """
 
@@ -9,7 +10,9 @@ import weakref
 from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 
+_Bytes = npt.NDArray[np.uint8]
 _STEP_BYTES = 1 << 20
 """Sizes are rounded up to this: replies of about the same size should not each need memory of their own."""
 
@@ -23,25 +26,25 @@ class ReplyMemory:
 
     def __init__(self, max_kept_bytes: int) -> None:
         self._max_kept_bytes = max_kept_bytes + _STEP_BYTES
-        self._kept: deque[bytearray] = deque(maxlen=1)
+        self._kept: deque[_Bytes] = deque(maxlen=1)
 
     def take(self, num_bytes: int) -> memoryview:
         """Room for `num_bytes`, with anything in it. It is used again when this view and all slices of it are gone."""
         buffer = self._pop()
         if buffer is None or len(buffer) < num_bytes:
-            buffer = bytearray(-(-max(num_bytes, 1) // _STEP_BYTES) * _STEP_BYTES)
-        # A slice of a memoryview keeps the array alive, but not the first memoryview: so the array is what we watch.
-        array = np.frombuffer(buffer, dtype=np.uint8)
+            buffer = np.zeros(-(-max(num_bytes, 1) // _STEP_BYTES) * _STEP_BYTES, dtype=np.uint8)
+        # A slice of a memoryview keeps the array alive, but not the first memoryview: so an array is what we watch.
+        array = buffer[:]
         weakref.finalize(array, self._take_back, buffer).atexit = False
         return array.data[:num_bytes]
 
-    def _take_back(self, buffer: bytearray) -> None:
+    def _take_back(self, buffer: _Bytes) -> None:
         """Called by whoever drops the last view, which may be a thread of libzmq's binding."""
         if len(buffer) <= self._max_kept_bytes:
             other = self._pop()
             self._kept.append(buffer if other is None or len(other) < len(buffer) else other)
 
-    def _pop(self) -> bytearray | None:
+    def _pop(self) -> _Bytes | None:
         try:
             return self._kept.pop()
         except IndexError:
