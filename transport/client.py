@@ -49,6 +49,9 @@ from transport.security import CurveKeys
 
 _MAX_FETCHES = 3
 """Tries for a reply whose bytes do not have the promised hash."""
+_FETCH_BYTES = 16 << 20
+"""What is asked for at once, if a reply may have so much. The server holds a reply until it has left, and two or three
+of them when its machine is busy: with more, that memory is felt; with less, the round trips are."""
 _MAX_MANIFESTS = 4
 """Manifests that are remembered to check frames against."""
 _MAX_REASON_CHARS = 500
@@ -144,12 +147,13 @@ class BatchClient:
     def samples(self, step: int, rows: Sequence[int]) -> list[TrainingSample]:
         """The samples of `rows` of batch `step`, in that order, each checked against the manifest's hash.
 
-        Fetched in replies of at most `Limits.max_reply_bytes`. `CorruptFrame` if one arrives damaged several times.
+        Fetched piece by piece, within `Limits.max_reply_bytes`. `CorruptFrame` if one arrives damaged several times.
         """
         manifest = self.manifest(step)
         if manifest is None:
             raise RequestFailed(f"batch {step} does not exist: the run has ended")
-        chunks = _chunks(rows, manifest.columns.num_bytes.numpy(), self._limits.max_reply_bytes)
+        limit = min(_FETCH_BYTES, self._limits.max_reply_bytes)
+        chunks = _chunks(rows, manifest.columns.num_bytes.numpy(), limit)
         return [sample for chunk in chunks for sample in self._fetch(manifest, chunk)]
 
     def weights_published(
