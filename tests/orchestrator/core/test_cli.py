@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.ledger import LEDGER_NAME, Ledger
+from orchestrator.positions import Done
 from runtime.exit_codes import ExitCode
 from tests.orchestrator.core.builders import make_ticket
 from tests.orchestrator.core.processes import DEADLINE_S, write_config
@@ -82,15 +83,21 @@ def test_a_health_port_in_use_is_named(tmp_path: Path) -> None:
     assert is_one_clear_line(result, str(port), "--health.port"), result.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("a", "b"), ("--help",)])
+@pytest.mark.parametrize("arguments", [(), ("a", "b"), ("--unknown",)])
 def test_the_ledger_command_explains_itself(arguments: tuple[str, ...]) -> None:
     assert is_one_clear_line(run(*CLI, "ledger", *arguments), "usage: orchestrator ledger RUN_DIRECTORY")
+
+
+def test_help_of_the_ledger_command_is_no_mistake() -> None:
+    result = run(*CLI, "ledger", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("usage: orchestrator ledger RUN_DIRECTORY")
 
 
 def test_the_ledger_command_says_by_its_exit_code_whether_it_balances(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     path = tmp_path / "ledger" / LEDGER_NAME
-    ledger = Ledger(path, 0)
+    ledger = Ledger(path, Done())
     ledger.dispatched(make_ticket(0, size=4))
     ledger.close()
     good = run(*CLI, "ledger", str(tmp_path))
