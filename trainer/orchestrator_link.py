@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from loguru import logger
 
-from runtime.errors import PeerLostError, UserError
+from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health import Health
 from trainer.batch_source import NoBatch
 from trainer.config import OrchestratorLinkConfig
@@ -18,7 +18,7 @@ from trainer.errors import StopWaiting
 from trainer.link_keys import load_keys
 from trainer.published import PublishedWeights
 from transport.client import BatchClient
-from transport.errors import PeerTimeout, Refused, SchemaMismatch
+from transport.errors import CodecError, PeerTimeout, Refused, RequestFailed, SchemaMismatch
 from transport.manifest import BatchManifest
 from transport.sample import TrainingSample
 
@@ -110,6 +110,8 @@ class OrchestratorLink:
             raise PeerLostError(f"lost the orchestrator while waiting for {what}: {error}") from error
         except (Refused, SchemaMismatch) as error:
             raise UserError(str(error)) from error
+        except (RequestFailed, CodecError) as error:  # the bytes are damaged where they lie, or on every way here
+            raise StorageError(f"the orchestrator cannot give {what}: {error}") from error
         finally:
             self._client.activity = "trains"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import PeerLostError, UserError
+from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health import Health
 from tests.trainer.shell.recorded import RUN_ID, make_sample
 from tests.trainer.shell.stand_in import StandIn, stand_in
@@ -65,6 +65,17 @@ def test_batches_samples_and_the_end_come_from_the_server(server, rank):
     ]
     assert link.manifest(2) is NoBatch.END
     link.close("done")
+
+
+def test_a_batch_that_is_damaged_on_the_disk_ends_the_trainer_with_its_path(server, rank, tmp_path):
+    server.publish(1)
+    path = tmp_path / "outbox" / "step-00000001.batch"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    link = rank.link(server.endpoint)
+    link.connect()
+    with pytest.raises(StorageError, match=str(path)):
+        link.samples(1, range(link.manifest(1).num_samples))
+    link.close("damaged")
 
 
 def test_reports_reach_the_outbox_in_their_order(server, rank, tmp_path):
