@@ -62,7 +62,6 @@ def test_second_client_joins_the_allow_list(tmp_path: Path, capsys: pytest.Captu
     ("arguments", "message"),
     [
         ([], "usage"),
-        (["--help"], "usage"),
         (["{folder}", "bob"], "must begin with `client`"),
         (["{folder}", "client/../../x"], "must begin with `client`"),
         (["{folder}/new", "client-b"], "make the first keys"),
@@ -73,6 +72,11 @@ def test_mistakes_are_told(tmp_path: Path, arguments: list[str], message: str) -
     with pytest.raises(UserError, match=message):
         run(["keys", *(word.format(folder=tmp_path) for word in arguments)])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["keys", "--help"])
+    assert "usage" in capsys.readouterr().out
 
 
 def test_rl_hands_the_orchestrators_keys_to_the_trainer() -> None:
