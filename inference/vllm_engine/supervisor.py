@@ -61,6 +61,8 @@ class VllmSupervisor:
         self._shutdown = shutdown
         self._health_url = health_url
         self._environment = vllm_environment(config, os.environ)
+        if os.environ.get("VLLM_API_KEY"):
+            logger.warning("VLLM_API_KEY is not used: the orchestrator has no such key, and generation needs none")
 
     def run(self) -> None:
         """Serve to the end. Raises `UserError` if vLLM does not start, `ServiceError` if it died too often."""

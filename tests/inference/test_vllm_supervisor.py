@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from inference.config import InferenceConfig
 from inference.vllm_engine.server_process import Condition, VllmServer
@@ -99,6 +100,18 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         supervised.shutdown.request()
         supervised.thread.join(30)
         supervised.shutdown.close()
+
+
+def test_key_that_is_not_used_is_named(supervise: Callable[..., Supervised], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{level} {message}")
+    monkeypatch.setenv("VLLM_API_KEY", "very secret")
+    try:
+        supervise("well")
+    finally:
+        logger.remove(sink)
+    assert [line for line in lines if "VLLM_API_KEY is not used" in line]
+    assert "very secret" not in "".join(lines)
 
 
 def test_server_is_announced_when_it_serves_and_ended_with_its_engine(
