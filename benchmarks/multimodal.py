@@ -11,7 +11,7 @@ by us or by the kernel for us; what the disk and a network card fetch for themse
 
     cut      copy: encode                                        read: hash
     store    copy: encode, from our memory to the page cache
-    serve    copy: page cache to our memory, that to the socket  read: hash
+    serve    copy: page cache to our memory, that to the socket
     fetch    copy: socket to the trainer's memory                read: hash
     take in                                                      read: finite?
     merge    copy: into the tensor of a micro batch
@@ -19,7 +19,8 @@ by us or by the kernel for us; what the disk and a network card fetch for themse
 `memcpy` goes through as many bytes, piece by piece, between buffers that were used before; its turns come between the
 batches. `memcpy_fresh` is into memory that is kept, so that the kernel has to find pages for it. "Shipped" are the
 first four stages, samples to samples. `copy_over_memcpy` credits copies alone and charges everything else to them: the
-hashes, the file system, TCP, Python. `pass_over_memcpy` credits the reads, too.
+hashes, the file system, TCP, Python. `pass_over_memcpy` credits the reads, too. `plain_calls` is what system calls
+alone reach by the same measure (benchmarks/plain_calls.py).
 """
 
 import argparse
@@ -41,6 +42,8 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks import plain_calls
+from trainer.kept_memory import keep_freed_memory
 from transport.batch import build_batch
 from transport.client import BatchClient
 from transport.outbox import Outbox
@@ -61,7 +64,7 @@ TOTAL_BYTES = NUM_SAMPLES * SAMPLE_BYTES
 PASSES = {
     "cut": (1, 1),
     "store": (2, 0),
-    "serve": (2, 1),
+    "serve": (2, 0),
     "fetch": (1, 1),
     "take_in": (0, 1),
     "merge": (1, 0),
@@ -270,15 +273,26 @@ def shipped_row(seconds: Seconds, fresh_s: float) -> dict[str, float]:
     }
 
 
+def plain_row(plain_s: list[float], memcpy_s: list[float]) -> dict[str, float]:
+    return {
+        "cpu_s": min(plain_s),
+        "cpu_s_median": statistics.median(plain_s),
+        "copies": plain_calls.COPIES,
+        "copy_over_memcpy": plain_calls.COPIES * min(memcpy_s) / min(plain_s),
+        "copy_over_memcpy_median": plain_calls.COPIES * statistics.median(memcpy_s) / statistics.median(plain_s),
+    }
+
+
 def measure(transports: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[str, dict[str, object]]:
     """Every variant, in turns."""
     seconds: dict[str, Seconds] = {transport: defaultdict(list) for transport in transports}
-    walls, memory = ({transport: list[float]() for transport in transports} for _ in range(2))
+    walls, memory, plain = ({transport: list[float]() for transport in transports} for _ in range(3))
     for _ in range(NUM_ROUNDS):
         for transport in transports:
             new_seconds, new_walls, new_memory = run_both(transport, memcpy)
             walls[transport] += new_walls
             memory[transport].append(new_memory)
+            plain[transport] += plain_calls.ship(transport, NUM_SAMPLES, SAMPLE_BYTES)
             for stage, values in new_seconds.items():
                 seconds[transport][stage] += values
     return {
@@ -286,6 +300,7 @@ def measure(transports: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[s
             "memcpy_gb_s": TOTAL_BYTES / min(seconds[transport]["memcpy"]) / 1e9,
             "stages": {stage: stage_row(stage, seconds[transport]) for stage in PASSES},
             "shipped": shipped_row(seconds[transport], fresh_s) | {"fetch_wall_s": min(walls[transport])},
+            "plain_calls": plain_row(plain[transport], seconds[transport]["memcpy"]),
             "orchestrator_memory_over_data": max(memory[transport]),
         }
         for transport in transports
@@ -296,6 +311,7 @@ def run() -> dict[str, object]:
     load = os.getloadavg()[0]
     memcpy = Memcpy()
     fresh_s = min(cpu_s(memcpy.fresh) for _ in range(3))
+    keep_freed_memory(on_gpu=False)
     return {
         "workload": {
             "samples": NUM_SAMPLES,

@@ -130,7 +130,7 @@ def is_collective_failure(error: RuntimeError) -> bool:
 def join(device: str, timeout_s: float) -> Ranks:
     """Join the ranks that the environment names (torchrun), or be the only one."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    chosen = choose_device(device)
     if "RANK" not in os.environ:
         return Ranks(0, 1, chosen)
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
@@ -138,8 +138,8 @@ def join(device: str, timeout_s: float) -> Ranks:
     return Ranks(int(os.environ["RANK"]), world_size, chosen)
 
 
-def choose_device(name: str, local_rank: int) -> torch.device:
-    """The device of this process: `auto` takes a GPU if there is one."""
+def choose_device(name: str) -> torch.device:
+    """The device of this process: `auto` takes a GPU if there is one, and each rank of a machine its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -150,6 +150,6 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UserError(f"model.device = {name!r}, but torch sees no GPU on this machine")
-    device = torch.device("cuda", local_rank) if device.index is None else device
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.index is None else device
     torch.cuda.set_device(device)
     return device

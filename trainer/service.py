@@ -27,12 +27,13 @@ from trainer.checkpoint import Checkpoints, Origin
 from trainer.config import ParallelConfig, TrainerConfig
 from trainer.context_parallel import join_context
 from trainer.critic.learner import make_critic
-from trainer.distributed import Ranks, join
+from trainer.distributed import Ranks, choose_device, join
 from trainer.fake_data import FakeSource
 from trainer.finished_run import FinishedRun
 from trainer.fsdp import shard_policy
 from trainer.images.validate import validate_multimodal_pack
 from trainer.inbox import Inbox
+from trainer.kept_memory import keep_freed_memory
 from trainer.layout import Layout, RowSharing
 from trainer.link_keys import warn_if_exposed
 from trainer.loop import Training, train
@@ -59,6 +60,7 @@ def run_trainer(config: TrainerConfig) -> int:
         shutdown = Shutdown()
         stack.callback(shutdown.close)
         process = TrainerProcess(config, stack)
+        keep_freed_memory(on_gpu=choose_device(config.model.device).type == "cuda")
         ranks = join(config.model.device, config.parallel.timeout_s)
         stack.callback(ranks.close)
         check_ranks(config.parallel, ranks.world_size)

@@ -88,8 +88,11 @@ def answer_manifest(outbox: Outbox, last_step: int | None, ask: GetManifest) -> 
         return Failure(seq=ask.seq, reason=str(error))
 
 
-def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples, memory: ReplyMemory) -> Reply:
-    """The frames asked for, read from disk into `memory` and hash-checked; refused if the reply would be too large."""
+def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples, memory: ReplyMemory, *, check: bool) -> Reply:
+    """The frames asked for, read from disk into `memory`; refused if the reply would be too large.
+
+    The rank compares every hash. If one differs it asks again, and then `check` finds out whether the file is damaged.
+    """
     try:
         ask.indices.check()
         if ask.indices.dtype != "int32" or len(ask.indices.shape) != 1:
@@ -101,7 +104,7 @@ def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples, memory: Repl
         num_bytes = int(sizes[rows].sum())
         if rows.size > 1 and num_bytes > limits.max_reply_bytes:
             return _failure(ask.seq, f"{num_bytes} bytes in one reply, the limit is {limits.max_reply_bytes}")
-        return Samples(seq=ask.seq, step=ask.step), outbox.read(ask.step, rows.tolist(), memory)
+        return Samples(seq=ask.seq, step=ask.step), outbox.read(ask.step, rows.tolist(), memory, check=check)
     except TransportError as error:
         return _failure(ask.seq, str(error))
 

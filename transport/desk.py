@@ -155,7 +155,11 @@ class Desk:
             peer.waiting_for = f"batch {ask.step}"
 
     async def _get_samples(self, peer: Peer, ask: GetSamples) -> None:
-        reply, frames = await asyncio.to_thread(answer_samples, self._outbox, self._limits, ask, self._memory)
+        rows = (ask.step, bytes(ask.indices.data))
+        is_repeated, peer.last_rows = rows == peer.last_rows, rows
+        reply, frames = await asyncio.to_thread(
+            answer_samples, self._outbox, self._limits, ask, self._memory, check=is_repeated
+        )
         peer.is_busy = False
         await self._reply(peer, reply, frames)
 

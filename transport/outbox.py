@@ -96,9 +96,9 @@ class Outbox:
         """Frames of `rows` of batch `step`; reads only those."""
         return self._file(step).frames(rows)
 
-    def read(self, step: int, rows: Sequence[int], memory: ReplyMemory) -> list[memoryview]:
-        """The same as `frames`, in one piece of `memory`."""
-        return self._file(step).read(rows, memory)
+    def read(self, step: int, rows: Sequence[int], memory: ReplyMemory, *, check: bool) -> list[memoryview]:
+        """The same as `frames`, in one piece of `memory`; the hashes are compared if `check`."""
+        return self._file(step).read(rows, memory, check=check)
 
     def mark_trained(self, step: int) -> None:
         """Record that the optimizer stepped on batch `step`. Repeating it changes nothing."""

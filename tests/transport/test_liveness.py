@@ -126,12 +126,12 @@ def test_rank_that_waits_long_for_an_answer_does_not_look_dead(
     read = served.server.outbox.read
     seen: list[int] = []
 
-    def slow_read(step: int, rows: list[int], memory: ReplyMemory) -> list[memoryview]:
+    def slow_read(step: int, rows: list[int], memory: ReplyMemory, *, check: bool) -> list[memoryview]:
         deadline = time.monotonic() + 3 * PEER_TIMEOUT_S
         while time.monotonic() < deadline:
             seen.append(ranks_alive(served))
             time.sleep(0.05)
-        return read(step, rows, memory)
+        return read(step, rows, memory, check=check)
 
     monkeypatch.setattr(served.server.outbox, "read", slow_read)
     assert listening.client.samples(1, [0])

@@ -45,9 +45,9 @@ def test_frames_are_the_same_bytes_in_whatever_memory_was_used_before(tmp_path: 
     outbox, memory = Outbox(tmp_path, RUN), ReplyMemory(max_kept_bytes=1 << 20)
     outbox.put(make_batch(1))
     for rows in ([3, 0, 3], [1], [], list(range(8))):
-        assert outbox.read(1, rows, memory) == outbox.frames(1, rows)
+        assert outbox.read(1, rows, memory, check=True) == outbox.frames(1, rows)
     with pytest.raises(OutboxError, match="has no row 8"):
-        outbox.read(1, [8], memory)
+        outbox.read(1, [8], memory, check=False)
 
 
 def test_a_file_that_was_cut_short_is_not_filled_up_with_an_older_reply(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_a_file_that_was_cut_short_is_not_filled_up_with_an_older_reply(tmp_path
     outbox.put(make_batch(1))
     path = batch_path(tmp_path, 1)
     file = BatchFile(path)
-    assert len(file.read([7], memory)) == 1  # the memory now holds all of row 7
+    assert len(file.read([7], memory, check=False)) == 1  # the memory now holds all of row 7
     path.write_bytes(path.read_bytes()[:-5])
     gc.collect()
-    with pytest.raises(OutboxError, match="row 7 does not have the hash"):
-        file.read([7], memory)
+    with pytest.raises(OutboxError, match="torn: row 7 has"):
+        file.read([7], memory, check=False)

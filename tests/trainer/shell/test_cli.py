@@ -86,13 +86,13 @@ def test_a_second_trainer_of_the_same_run_is_refused(model_path, recording, tmp_
 def test_a_gpu_that_is_not_there_is_a_user_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="no GPU"):
-        choose_device("cuda", 0)
+        choose_device("cuda")
 
 
 def test_a_device_that_does_not_exist_is_a_user_error():
     with pytest.raises(UserError, match="abacus"):
-        choose_device("abacus", 0)
+        choose_device("abacus")
 
 
 def test_auto_takes_what_the_machine_has():
-    assert choose_device("auto", 0).type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
