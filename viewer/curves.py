@@ -132,7 +132,24 @@ PLANS = (
             _Line("orchestrator", "failures/all/share", "failed rollouts"),
         ),
     ),
-    _Plan("grad_norm", "Gradient norm", "Before clipping.", (_Line("trainer", "grad_norm", "gradient norm"),)),
+    _Plan(
+        "grad_norm",
+        "Gradient norm",
+        "Before clipping.",
+        (_Line("trainer", "grad_norm", "policy"), _Line("trainer", "critic/grad_norm", "critic")),
+    ),
+    _Plan(
+        "value_loss",
+        "Value loss",
+        "Of the critic, before its factor. It should fall at first; it rises when returns change.",
+        (_Line("trainer", "loss/value", "value loss"),),
+    ),
+    _Plan(
+        "explained_variance",
+        "Explained variance",
+        "How much of the returns the critic foresees. 1: all; 0: no better than their mean; below: worse.",
+        (_Line("trainer", "explained_variance/{env}", ENV),),
+    ),
 )
 
 

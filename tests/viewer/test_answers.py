@@ -215,6 +215,12 @@ def test_a_single_environment_is_drawn_once_and_evaluations_have_their_own_chart
     assert shown == {"reward": ["a"], "eval": ["held out"]}
 
 
+def test_a_critic_has_charts_of_its_own_and_shares_that_of_the_gradient_norm() -> None:
+    rows = [{"step": 1, "grad_norm": 1, "critic/grad_norm": 2, "loss/value": 3, "explained_variance/a": 0.5}]
+    shown = {chart.id: [series.label for series in chart.series] for chart in charts({"trainer": rows})}
+    assert shown == {"grad_norm": ["policy", "critic"], "value_loss": ["value loss"], "explained_variance": ["a"]}
+
+
 def test_any_metric_can_be_drawn_by_its_name(generated: Run) -> None:
     found = answer(generated, "metric", {"id": "trainer: entropy/words/mean"})
     assert found["series"].values[:2] == [1.0, 0.5]
