@@ -125,7 +125,8 @@ class WeightsConfig(Config):
     key_name: str = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
     """This engine's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`."""
     timeout_s: float = Field(600.0, gt=0)
-    """Seconds that a transfer may take; the old version stays in service meanwhile, and if it takes longer."""
+    """Seconds that a transfer may take (vLLM: that reading files may take, too); the old version stays in service
+    meanwhile, and if it takes longer. `engines.update_timeout_s` of the orchestrator must allow as much."""
     lost_timeout_s: float = Field(10.0, gt=0)
     """Seconds without an answer of a trainer rank after which a transfer is given up."""
     chunk_bytes: int = Field(8 << 20, ge=1024, le=32 << 20)

@@ -18,7 +18,6 @@ from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 
-from inference.config import WeightsConfig
 from inference.errors import Unavailable, WeightsNotHeld, WeightsRefused
 from inference.torch_engine.adapter_pairs import check_base, fitting_pairs
 from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
@@ -54,9 +53,7 @@ class AdapterShelf:
         self._client = client
         self._base = base
         self._run_id = settings.run_id
-        self._intake = WeightIntake(
-            settings.run_id, fetch_settings(WeightsConfig.model_validate_json(settings.weights))
-        )
+        self._intake = WeightIntake(settings.run_id, fetch_settings(settings.weights_config))
         self._model_path = Path(settings.model_path)
         self._max_rank = settings.max_lora_rank
         self._root = Path(settings.adapter_dir)

@@ -29,7 +29,6 @@ logger = init_logger("vllm.tandem")
 
 _T = TypeVar("_T")
 STAGING_POLL_S = 0.01
-STAGING_TIMEOUT_S = 1800.0
 _SEED_MASK = 2**63 - 1
 _FINISH_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop"}
 
@@ -44,6 +43,7 @@ class VllmEngine:
         *,
         start: ServedWeights,
         pause_mode: PauseMode,
+        staging_timeout_s: float,
         adapters: AdapterShelf | None = None,
     ) -> None:
         self.limits = limits
@@ -54,6 +54,7 @@ class VllmEngine:
         self._client = client
         self._start = start
         self._pause_mode = pause_mode
+        self._staging_timeout_s = staging_timeout_s
         self._adapters = adapters
         self._keys = itertools.count()
         self._num_open = 0
@@ -196,11 +197,11 @@ class VllmEngine:
     async def _stage(self, location: str, version: int) -> None:
         """Have every worker fetch and check the publish. Raises `WeightsRefused`."""
         await self._ask("tandem_stage", str(location), version)
-        deadline = time.monotonic() + STAGING_TIMEOUT_S
+        deadline = time.monotonic() + self._staging_timeout_s
         reasons: Sequence[str | None] = [None]
         while None in (reasons := await self._ask("tandem_staging")):
             if time.monotonic() > deadline:
-                raise WeightsRefused(f"version {version} could not be read within {STAGING_TIMEOUT_S:g} s")
+                raise WeightsRefused(f"version {version} was not read within {self._staging_timeout_s:g} s")
             await asyncio.sleep(STAGING_POLL_S)
         if any(reasons):
             raise WeightsRefused(next(reason for reason in reasons if reason))

@@ -82,6 +82,7 @@ class EndpointPlugin:
             limits_of(engine_client, settings),
             start=start,
             pause_mode=settings.pause_mode,
+            staging_timeout_s=settings.staging_timeout_s,
             adapters=None if settings.max_lora_rank is None else AdapterShelf(engine_client, start, settings),
         )
 

@@ -5,9 +5,13 @@ from typing import Literal
 
 import msgspec
 
+from inference.config import WeightsConfig
+
 VARIABLE = "TANDEM_VLLM_SETTINGS"
 PLUGIN_NAME = "tandem"
 """Name of both entry points, and of the weight-transfer backend."""
+STAGING_GRACE_S = 60.0
+"""Seconds for a transfer that ended in time to be hashed and checked."""
 PauseMode = Literal["keep", "wait", "abort"]
 
 
@@ -31,6 +35,18 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def encoded(self) -> str:
         """The value of `VARIABLE`."""
         return msgspec.json.encode(self).decode()
+
+    @property
+    def weights_config(self) -> WeightsConfig:
+        """`weights`, decoded."""
+        config: WeightsConfig = WeightsConfig.model_validate_json(self.weights)
+        return config
+
+    @property
+    def staging_timeout_s(self) -> float:
+        """How long a worker may take to say what became of a publish: as long as the user lets a transfer take, and
+        some more, because the worker gives up by itself then and says why."""
+        return self.weights_config.timeout_s + STAGING_GRACE_S
 
 
 def settings_from_environment() -> PluginSettings:

@@ -19,7 +19,6 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
-from inference.config import WeightsConfig
 from inference.errors import WeightsRefused
 from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
 from inference.torch_engine.weights import VerifiedWeights
@@ -59,8 +58,7 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._given_up = threading.Event()
         settings = settings_from_environment()
-        weights = WeightsConfig.model_validate_json(settings.weights)
-        self._intake = WeightIntake(settings.run_id, fetch_settings(weights), device)
+        self._intake = WeightIntake(settings.run_id, fetch_settings(settings.weights_config), device)
 
     def stage(self, location: str, version: int) -> None:
         """Begin to fetch and check a publish; `staging` says how it went."""

@@ -4,12 +4,13 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 
 from inference.config import InferenceConfig
 from inference.vllm_engine.command import ENTRY, WORKER_EXTENSION, vllm_command, vllm_environment
-from inference.vllm_engine.settings import VARIABLE, settings_from_environment
+from inference.vllm_engine.settings import STAGING_GRACE_S, VARIABLE, PluginSettings, settings_from_environment
 
 
 def config(**fields: object) -> InferenceConfig:
@@ -111,3 +112,10 @@ def test_plugin_without_our_service_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(RuntimeError, match="inference --engine vllm"):
         settings_from_environment()
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 600.0, 7200.0])
+def test_workers_have_the_time_that_the_user_allows_for_a_transfer(timeout_s: float) -> None:
+    environment = vllm_environment(config(weights={"timeout_s": timeout_s}), {})
+    settings = msgspec.json.decode(environment[VARIABLE], type=PluginSettings)
+    assert timeout_s < settings.staging_timeout_s <= timeout_s + STAGING_GRACE_S
