@@ -146,7 +146,7 @@ def probe_health(url: str, timeout_s: float) -> tuple[Report, str]:
         return {}, f"{url}: {_reason(error)}"
     try:
         report = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         report = None
     return (report, "") if isinstance(report, dict) else ({}, f"{url} answers with something else than a report")
 

@@ -60,6 +60,6 @@ def fetch_health(url: str, timeout_s: float = TIMEOUT_S) -> Report:
     """The report at `url`, also that of a service that answers 503; empty if it does not answer with one."""
     try:
         report = json.loads(http_answer(url, timeout_s))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return report if isinstance(report, dict) else {}

@@ -89,7 +89,15 @@ class Doorway:
 def _peer_address(descriptor: int) -> str:
     """The address at the other end; empty if libzmq has closed the connection meanwhile."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
+        ours = os.dup(descriptor)  # its number may stand for something else by now: a file, or nothing
+    except OSError:
+        return ""
+    try:
+        with socket.socket(fileno=ours) as connection:
+            ours = -1  # the socket closes it
             return str(connection.getpeername()[0])
     except (OSError, IndexError):
         return ""
+    finally:
+        if ours >= 0:
+            os.close(ours)

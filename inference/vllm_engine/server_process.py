@@ -70,7 +70,7 @@ class VllmServer:
             self.report = msgspec.json.decode(http_answer(f"{self._url}/health", HEALTH_TIMEOUT_S), type=Report)
         except OSError:  # no connection, no answer in time, or one that broke off
             return Condition.ABSENT
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return Condition.FOREIGN
         return Condition.OK if self.report.status == "ok" else Condition.DEAD
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from runtime.doctor_evidence import probe_health
 from runtime.errors import UserError
 from runtime.health import Health, Status
 from runtime.health_poll import fetch_health
@@ -159,6 +160,26 @@ def test_fetch_of_a_service_that_dies_while_it_answers_is_empty(status: str) -> 
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
         assert fetch_health(url, timeout_s=30.0) == {}
+        thread.join(30)
+
+
+def test_answer_that_is_nested_without_end_is_no_report() -> None:
+    """Whoever has the port of a service by now must not end those who look after it."""
+    body = b"[" * 200_000
+
+    def answer(listener: socket.socket) -> None:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
+        assert fetch_health(url, timeout_s=30.0) == {}
+        assert probe_health(url, 30.0) == ({}, f"{url} answers with something else than a report")
         thread.join(30)
 
 

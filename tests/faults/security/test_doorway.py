@@ -1,8 +1,10 @@
 """Connections that end without a greeting are reported by address, once; our own ranks come and go in silence."""
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import zmq
@@ -49,6 +51,10 @@ def visit(doorway: Doorway, descriptor: int, *events: int) -> None:
     """One connection from its first to its last event."""
     for event in (zmq.EVENT_ACCEPTED, *events, zmq.EVENT_DISCONNECTED):
         doorway.see(event, 0 if event in events else descriptor)
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_failed_handshake_is_named_once(doorway: Doorway, connection: socket.socket, log: list[str]) -> None:
@@ -103,6 +109,24 @@ def test_nameless_stranger_that_comes_again_gets_one_line(
     visit(doorway, CLOSED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
     doorway._report_nameless()
     assert [line.startswith("rejected handshake from 127.0.0.1") for line in log] == [True]
+
+
+def test_number_that_stands_for_a_file_by_now_costs_no_descriptor(doorway: Doorway, tmp_path: Path) -> None:
+    """libzmq closed the connection, and a file of ours got its number before we looked."""
+    with (tmp_path / "file").open("w") as file:
+        before = num_descriptors()
+        for _ in range(50):
+            visit(doorway, file.fileno())
+        assert num_descriptors() < before + 25  # other threads may open one
+        file.write("still open")
+
+
+def test_looking_up_an_address_leaves_the_connection_open(doorway: Doorway, connection: socket.socket) -> None:
+    before = num_descriptors()
+    for _ in range(50):
+        visit(doorway, connection.fileno())
+    assert num_descriptors() < before + 25
+    connection.sendall(b"still open")
 
 
 def test_addresses_that_are_known_stay_bounded(doorway: Doorway) -> None:

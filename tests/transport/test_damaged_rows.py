@@ -1,0 +1,149 @@
+"""Rows that are damaged on the disk: no rank trains them, and every rank is told which file it is, on any connection.
+
+The server does not look at rows that are asked for once, since the rank compares every hash. It looks when the same
+rank asks for the same rows again, which is what a rank does that got damaged bytes.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tests.conftest import Poll
+from tests.transport.samples import RUN, make_batch
+from tests.transport.served import Served
+from transport.client import BatchClient
+from transport.codec import decode_server_message, encode, int32
+from transport.errors import RequestFailed
+from transport.manifest import SCHEMA_VERSION
+from transport.messages import ClientMessage, Failure, GetSamples, Hello, Samples, ServerMessage, Welcome
+from transport.outbox import Outbox, batch_path
+
+DAMAGED, SOUND = 7, 6
+"""Rows of the batch: the last byte of the file is wrong."""
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return batch_path(tmp_path, 1)
+
+
+@pytest.fixture
+def served(tmp_path: Path, path: Path) -> Iterator[Served]:
+    with Served(Outbox(tmp_path, RUN), park_s=0.1) as served:
+        served.call(served.server.publish(make_batch(1)), timeout_s=DEADLINE_S)
+        damage(path)
+        yield served
+
+
+def damage(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def client(served: Served, rank: int = 0, world_size: int = 1) -> BatchClient:
+    return BatchClient(
+        served.endpoint,
+        RUN,
+        rank=rank,
+        world_size=world_size,
+        connect_timeout_s=DEADLINE_S,
+        lost_timeout_s=DEADLINE_S,
+        peer_timeout_s=DEADLINE_S,
+    )
+
+
+@contextmanager
+def connected(served: Served, rank: int = 0, world_size: int = 1) -> Iterator["zmq.Socket[bytes]"]:
+    """A bare connection that was welcomed, and that closes without a goodbye."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.rcvtimeo = int(1000 * DEADLINE_S)
+        socket.connect(served.endpoint)
+        hello = Hello(
+            seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=rank, world_size=world_size, last_committed=0
+        )
+        assert isinstance(ask(socket, hello), Welcome)
+        yield socket
+
+
+def ask(peer: "zmq.Socket[bytes]", message: ClientMessage) -> ServerMessage:
+    peer.send(encode(message))
+    return decode_server_message(peer.recv_multipart()[0])
+
+
+def rows(seq: int, *indices: int) -> GetSamples:
+    return GetSamples(seq=seq, step=1, indices=int32(list(indices)))
+
+
+def assert_names(reply: ServerMessage, path: Path) -> None:
+    assert isinstance(reply, Failure), reply
+    assert f"{path} is corrupt: row {DAMAGED}" in reply.reason
+
+
+def test_every_rank_is_told_and_still_gets_the_rows_that_are_sound(served: Served, path: Path) -> None:
+    with ExitStack() as stack:
+        for link in [stack.enter_context(client(served, rank, 3)) for rank in range(3)]:
+            with pytest.raises(RequestFailed, match=f"{path} is corrupt: row {DAMAGED}"):
+                link.samples(1, [SOUND, DAMAGED])
+            assert len(link.samples(1, [SOUND])) == 1
+
+
+def test_one_ranks_question_is_not_anothers_second(served: Served, path: Path) -> None:
+    with connected(served, 0, 2) as first, connected(served, 1, 2) as second:
+        for peer in (first, second):
+            assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
+        for peer in (first, second):
+            assert_names(ask(peer, rows(3, DAMAGED)), path)
+
+
+def test_other_rows_in_between_are_no_second_question(served: Served, path: Path) -> None:
+    with connected(served) as peer:
+        for seq, asked in enumerate([(DAMAGED,), (SOUND, DAMAGED), (DAMAGED, SOUND), (DAMAGED,)], start=2):
+            assert isinstance(ask(peer, rows(seq, *asked)), Samples)
+        assert_names(ask(peer, rows(9, DAMAGED)), path)
+
+
+def test_a_rank_that_lost_its_connection_is_told_on_the_next_one(served: Served, path: Path) -> None:
+    with connected(served) as peer:
+        assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
+    with connected(served) as peer:
+        assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
+        assert_names(ask(peer, rows(3, DAMAGED)), path)
+
+
+def test_damage_after_the_first_answer_is_seen_at_the_second(tmp_path: Path, path: Path) -> None:
+    with Served(Outbox(tmp_path, RUN), park_s=0.1) as served:
+        served.call(served.server.publish(make_batch(1)), timeout_s=DEADLINE_S)
+        with connected(served) as peer:
+            assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
+            assert isinstance(ask(peer, rows(3, DAMAGED)), Samples)
+            damage(path)
+            assert_names(ask(peer, rows(4, DAMAGED)), path)
+
+
+def test_what_is_remembered_of_a_question_does_not_grow_with_it(served: Served) -> None:
+    with connected(served) as peer:
+        ask(peer, rows(2, *[SOUND] * 100_000))
+        (known,) = served.server._peers
+        assert known.last_rows is not None
+        assert len(known.last_rows[1]) <= 64
+
+
+def test_reply_to_a_rank_that_is_gone_is_counted_and_the_rank_forgotten(served: Served, eventually: Poll) -> None:
+    """ROUTER_MANDATORY: without it libzmq would drop the reply and say nothing."""
+    with connected(served) as peer:
+        assert len(served.server.peers()) == 1
+        identity = next(iter(served.server._peers)).identity
+        assert served.call(served.server._router.send(identity, "here", Welcome(seq=1, schema_version=1, next_step=1)))
+        peer.recv_multipart()
+
+    def is_gone() -> bool:
+        message = Welcome(seq=1, schema_version=1, next_step=1)
+        return not served.call(served.server._router.send(identity, "here", message), timeout_s=DEADLINE_S)
+
+    eventually(is_gone, within_s=DEADLINE_S)
+    assert served.server.rejections()["unreachable"] == 1
