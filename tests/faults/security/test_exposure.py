@@ -8,14 +8,15 @@ import pytest
 
 from inference.config import InferenceConfig
 from orchestrator.config import BatchServerConfig
-from runtime.config import resolved_json
+from runtime.config import HealthConfig, resolved_json
 from runtime.exit_codes import ExitCode
 from tests.faults.security.guarded_run import SERVICE
 from tests.orchestrator.core.processes import DEADLINE_S, poll_until, process, write_config
 from tests.orchestrator.core.toys import make_config
-from trainer.config import OrchestratorLinkConfig
+from trainer.config import OrchestratorLinkConfig, WeightsConfig
 from transport.exposure import is_local, reachable
 from transport.security import make_keys
+from viewer.cli import _view_parser
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -53,7 +54,9 @@ def test_loopback_needs_nothing(host: str) -> None:
 def test_defaults_bind_loopback_only() -> None:
     assert is_local(BatchServerConfig().endpoint)
     assert not InferenceConfig(model={"path": "model"}).server.is_exposed
-    assert is_local(f"http://{InferenceConfig(model={'path': 'model'}).health.host}:1")
+    assert is_local(f"http://{HealthConfig().host}:1")
+    assert is_local(f"tcp://{WeightsConfig().host}:1")
+    assert is_local(f"http://{_view_parser().parse_args(['run']).host}:1")
 
 
 @pytest.mark.parametrize(
