@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 
 from loguru import logger
 
-from orchestrator.filters import STALE, FailureGuard, ScoredGroup, SignalGuard, score
+from orchestrator.failure_guard import FailureGuard
+from orchestrator.filters import STALE, ScoredGroup, SignalGuard, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup, GroupBuffer, Ticket
 from orchestrator.ledger import Ledger
@@ -50,7 +51,7 @@ class Collector:
         _log_failure(ticket, index, failure, "failed and is run again")
         self._groups.retry(ticket.key, index, failure)
         self._ledger.retried(ticket, index, failure)
-        self._failure_guard.saw(ticket.key.env_name, failure)
+        self._failure_guard.saw_try(ticket.key.env_name, index, failure)
 
     def record(self, ticket: Ticket, index: int, result: Rollout | Failure) -> None:
         """A rollout came back. Its failure is logged here, once."""
@@ -59,7 +60,6 @@ class Collector:
         group = self._groups.record(ticket.key, index, result)
         if group is not None:
             self._settle(group)
-        self._failure_guard.saw(ticket.key.env_name, result)
 
     def _settle(self, group: FinalGroup) -> None:
         scored = score(group, self._rules[group.ticket.key.env_name])
@@ -70,6 +70,7 @@ class Collector:
             if passed.filtered == STALE:
                 logger.debug("group {} is too old for the batch: thrown away", passed.group.ticket.key.id)
         self._on_final()
+        self._failure_guard.saw(scored)
 
 
 def _log_failure(ticket: Ticket, index: int, failure: Failure, what: str) -> None:

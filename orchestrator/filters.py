@@ -1,20 +1,19 @@
-"""What keeps a final group out of a batch, and the guards that stop a run that cannot learn.
+"""What keeps a final group out of a batch, and the guard that stops a run that cannot learn.
 
-`score` turns a final group into a `ScoredGroup`; the guards see outcomes and raise when the run should stop.
+`score` turns a final group into a `ScoredGroup`; the guard sees these and raises when the run should stop.
 """
 
 import dataclasses
 import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.advantages import compute_advantages, finish_batch
 from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights
-from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
+from orchestrator.errors import NoSignalError
 from orchestrator.group_rule import GroupRule
-from orchestrator.groups import FinalGroup
-from orchestrator.rollout import Failure, FailureReason, Rollout, commonest_failure
+from orchestrator.groups import LOST_GROUP, FinalGroup
+from orchestrator.rollout import Rollout
 
 ZERO_SIGNAL = "zero_signal"
 """Every advantage of the group is 0: it would add nothing to the gradient."""
@@ -32,6 +31,11 @@ class ScoredGroup:
     filtered: str | None
     weights: TokenWeights = PLAIN_RL
     """How much its tokens count in each part of the loss."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether failures cost the whole group."""
+        return self.filtered in LOST_GROUP
 
     @property
     def num_trainable(self) -> int:
@@ -110,32 +114,3 @@ class SignalGuard:
                 "the task is too easy or too hard for this model. Raise the temperature or group_size, choose easier "
                 "or harder examples, or warm-start the model"
             )
-
-
-class FailureGuard:
-    """Stops a run in which nearly every rollout of one environment fails. Cancelled rollouts do not count."""
-
-    def __init__(self, max_error_rate: float, window: int) -> None:
-        self._max_error_rate = max_error_rate
-        self._window = window
-        self._recent: dict[str, deque[Failure | None]] = {}
-
-    def saw(self, env_name: str, result: Rollout | Failure) -> None:
-        """Raise `FailureRateError` or `EnginesLostError` when the full window is at the limit."""
-        failure = result if isinstance(result, Failure) else None
-        if failure is not None and failure.reason is FailureReason.CANCELLED:
-            return
-        recent = self._recent.setdefault(env_name, deque(maxlen=self._window))
-        recent.append(failure)
-        failures = [seen for seen in recent if seen is not None] if failure and len(recent) == self._window else []
-        if failures and len(failures) >= self._max_error_rate * self._window:
-            self._stop(env_name, failures)
-
-    def _stop(self, env_name: str, failures: list[Failure]) -> None:
-        commonest, count = commonest_failure(failures)
-        text = (
-            f"{len(failures)} of the last {self._window} rollouts of env {env_name!r} failed; "
-            f"the commonest error ({count}x) is {commonest.reason}: {commonest.message}"
-        )
-        is_peer = commonest.reason in (FailureReason.ENGINE_ERROR, FailureReason.TEACHER_ERROR)
-        raise EnginesLostError(text) if is_peer else FailureRateError(text)

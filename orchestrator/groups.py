@@ -21,6 +21,8 @@ PARTIAL_GROUP = "partial_group"
 """A member failed, and the environment's policy is `drop_group`."""
 TOO_FEW_SURVIVORS = "too_few_survivors"
 """Fewer members than `min_group_size` came back."""
+LOST_GROUP = frozenset({JOINT_FAILURE, NO_SURVIVORS, PARTIAL_GROUP, TOO_FEW_SURVIVORS})
+"""What `drop_reason` says: failures cost the group."""
 
 
 class GroupKey(NamedTuple):

@@ -44,7 +44,8 @@ from orchestrator.envs.closing import close_adapter
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.eval.evaluator import Evaluator
 from orchestrator.examples import EnvShare, ExampleOrder
-from orchestrator.filters import FailureGuard, SignalGuard, normalise_batch
+from orchestrator.failure_guard import FailureGuard
+from orchestrator.filters import SignalGuard, normalise_batch
 from orchestrator.group_rule import group_rules
 from orchestrator.history import HISTORY_NAME, History
 from orchestrator.ledger import LEDGER_NAME, Ledger

@@ -1,4 +1,4 @@
-"""Filters and guards: what stays out of a batch, and when a run gives up."""
+"""Filters: what stays out of a batch, and when a run without any signal gives up."""
 
 import dataclasses
 import os
@@ -9,16 +9,14 @@ import pytest
 
 from orchestrator.advantages import make_advantage
 from orchestrator.advantages.config import GrpoAdvantageConfig, PpoAdvantageConfig, ReinforcePpAdvantageConfig
-from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
-from orchestrator.filters import STALE, ZERO_SIGNAL, FailureGuard, ScoredGroup, SignalGuard, normalise_batch, score
+from orchestrator.errors import NoSignalError
+from orchestrator.filters import STALE, ZERO_SIGNAL, ScoredGroup, SignalGuard, normalise_batch, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.groups import JOINT_FAILURE, TOO_FEW_SURVIVORS, FinalGroup, GroupKey, Ticket
 from orchestrator.rollout import Failure, FailureReason
-from runtime.exit_codes import ExitCode
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
 
 GRPO = GroupRule(make_advantage(GrpoAdvantageConfig()))
-ENGINE_ERROR = Failure(FailureReason.ENGINE_ERROR, "connection refused")
 
 
 def scored(*results: float | Failure, joint: bool = False) -> ScoredGroup:
@@ -97,57 +95,6 @@ def test_the_run_stops_after_too_many_groups_without_signal() -> None:
     guard.saw(scored(ENV_ERROR, ENV_ERROR))
     with pytest.raises(NoSignalError, match=r"last 3 groups.*'copy'.*Raise the temperature"):
         guard.saw(scored(0.0, 0.0))
-
-
-def test_the_run_stops_when_an_environment_fails_too_often() -> None:
-    guard = FailureGuard(max_error_rate=0.75, window=8)
-    timeout = Failure(FailureReason.ENV_TIMEOUT, "took too long")
-    for result in [make_rollout(), make_rollout(), ENV_ERROR, timeout, ENV_ERROR, ENV_ERROR, ENV_ERROR]:
-        guard.saw("flaky", result)
-    with pytest.raises(FailureRateError, match=r"6 of the last 8 .*'flaky'.*\(4x\) is env_error: boom"):
-        guard.saw("flaky", timeout)
-
-
-def test_failures_of_one_environment_do_not_hide_behind_another() -> None:
-    guard = FailureGuard(max_error_rate=1.0, window=4)
-    for _ in range(3):
-        guard.saw("sound", make_rollout())
-        guard.saw("sound", make_rollout())
-        guard.saw("broken", ENV_ERROR)
-    with pytest.raises(FailureRateError, match="'broken'"):
-        guard.saw("broken", ENV_ERROR)
-
-
-def test_a_window_that_is_not_full_or_below_the_limit_goes_on() -> None:
-    guard = FailureGuard(max_error_rate=1.0, window=4)
-    for _ in range(3):
-        guard.saw("copy", ENV_ERROR)
-    guard.saw("copy", make_rollout())
-    for _ in range(3):
-        guard.saw("copy", ENV_ERROR)
-
-
-def test_cancelled_rollouts_are_no_failures_of_the_environment() -> None:
-    guard = FailureGuard(max_error_rate=0.5, window=2)
-    for _ in range(10):
-        guard.saw("copy", Failure(FailureReason.CANCELLED, "shutdown"))
-
-
-def test_lost_engines_have_their_own_exit_code() -> None:
-    guard = FailureGuard(max_error_rate=1.0, window=2)
-    guard.saw("copy", ENGINE_ERROR)
-    with pytest.raises(EnginesLostError, match="connection refused") as caught:
-        guard.saw("copy", ENGINE_ERROR)
-    assert caught.value.exit_code == ExitCode.PEER_LOST
-
-
-def test_the_commonest_error_is_found_although_messages_name_their_rollout() -> None:
-    guard = FailureGuard(max_error_rate=1.0, window=5)
-    for number in range(3):
-        guard.saw("copy", Failure(FailureReason.ENGINE_ERROR, f"request {number}: connection refused"))
-    guard.saw("copy", ENV_ERROR)
-    with pytest.raises(EnginesLostError, match=r"\(3x\) is engine_error: request \d: connection refused"):
-        guard.saw("copy", ENV_ERROR)
 
 
 def test_a_stale_group_shows_that_there_is_a_signal() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import FailureRateError, NoSignalError, StateColumnError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import Tally, tally
-from orchestrator.rollout import Failure, FailureReason
+from orchestrator.rollout import Failure, FailureReason, Rollout
 from runtime.errors import UserError, find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
@@ -183,6 +184,28 @@ async def test_an_environment_that_always_raises_stops_the_run_with_its_name(tmp
     assert isinstance(error, FailureRateError)
     assert "env 'toy'" in str(error)
     assert "ConnectionError: the sandbox is gone" in str(error)
+    assert ledger_of(tmp_path).balances
+
+
+class OneMemberFails(ToyEnv):
+    """Scores its groups jointly; their member 2 never comes back."""
+
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        results = list(await super().run(request))
+        results[2] = Failure(FailureReason.ENV_ERROR, "seat 2 is empty")
+        return results
+
+
+async def test_a_member_that_costs_every_joint_group_stops_the_run_with_its_name(tmp_path: Path) -> None:
+    engine = make_engine()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await run_orchestrator(
+            make_config(tmp_path, error_window=12), engine, [OneMemberFails(engine, scores_jointly=True)]
+        )
+    error = find_service_error(caught.value)
+    assert isinstance(error, FailureRateError)
+    assert "env 'toy' failed or were lost with their group: in each group rollout #2 failed" in str(error)
+    assert "seat 2 is empty" in str(error)
     assert ledger_of(tmp_path).balances
 
 

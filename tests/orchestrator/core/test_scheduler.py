@@ -20,7 +20,8 @@ from orchestrator.engines.availability import Availability
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.examples import EnvShare, ExampleOrder
-from orchestrator.filters import FailureGuard, SignalGuard
+from orchestrator.failure_guard import FailureGuard
+from orchestrator.filters import SignalGuard
 from orchestrator.group_rule import GroupRule
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Lineup

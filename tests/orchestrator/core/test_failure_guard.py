@@ -1,0 +1,120 @@
+"""The guard against failures: when a run gives up, and what it says."""
+
+import dataclasses
+
+import pytest
+
+from orchestrator.advantages import make_advantage
+from orchestrator.advantages.config import GrpoAdvantageConfig
+from orchestrator.errors import EnginesLostError, FailureRateError
+from orchestrator.failure_guard import FailureGuard
+from orchestrator.filters import ScoredGroup, score
+from orchestrator.group_rule import GroupRule
+from orchestrator.rollout import Failure, FailureReason
+from runtime.exit_codes import ExitCode
+from tests.orchestrator.core.builders import ENV_ERROR, make_group
+
+PARTIAL = GroupRule(make_advantage(GrpoAdvantageConfig()))
+DROP_GROUP = dataclasses.replace(PARTIAL, drops_partial=True)
+ENGINE_ERROR = Failure(FailureReason.ENGINE_ERROR, "connection refused")
+TIMEOUT = Failure(FailureReason.ENV_TIMEOUT, "took too long")
+CANCELLED = Failure(FailureReason.CANCELLED, "another rollout of its group failed")
+
+
+def group(*results: float | Failure, rule: GroupRule = PARTIAL, joint: bool = False, env: str = "copy") -> ScoredGroup:
+    final = make_group(results, joint=joint)
+    ticket = dataclasses.replace(final.ticket, key=final.ticket.key._replace(env_name=env))
+    return score(dataclasses.replace(final, ticket=ticket), rule)
+
+
+def test_the_run_stops_when_an_environment_fails_too_often() -> None:
+    guard = FailureGuard(max_error_rate=0.75, window=8)
+    guard.saw(group(0.0, 1.0, ENV_ERROR, TIMEOUT))
+    with pytest.raises(FailureRateError, match=r"6 of the last 8 .*'copy' failed; .*\(4x\) is env_error: boom"):
+        guard.saw(group(ENV_ERROR, ENV_ERROR, ENV_ERROR, TIMEOUT))
+
+
+def test_failures_of_one_environment_do_not_hide_behind_another() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=4)
+    guard.saw(group(ENV_ERROR, ENV_ERROR, env="broken"))
+    guard.saw(group(1.0, 0.0, 1.0, 0.0, env="sound"))
+    with pytest.raises(FailureRateError, match="'broken'"):
+        guard.saw(group(ENV_ERROR, ENV_ERROR, env="broken"))
+
+
+def test_a_window_that_is_not_full_or_below_the_limit_goes_on() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=4)
+    guard.saw(group(ENV_ERROR, ENV_ERROR, ENV_ERROR))
+    guard.saw(group(1.0, 0.0))
+    guard.saw(group(ENV_ERROR, ENV_ERROR, ENV_ERROR))
+
+
+@pytest.mark.parametrize(
+    ("rule", "joint"),
+    [(PARTIAL, True), (DROP_GROUP, False), (dataclasses.replace(PARTIAL, min_survivors=4), False)],
+    ids=["scored jointly", "drop_group", "min_group_size"],
+)
+def test_one_member_that_always_fails_and_costs_every_group_stops_the_run(rule: GroupRule, joint: bool) -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=12)
+    for _ in range(2):
+        guard.saw(group(1.0, 0.0, ENV_ERROR, 1.0, rule=rule, joint=joint))
+    what = (
+        "12 of the last 12 rollouts of env 'copy' failed or were lost with their group: in each group rollout #2 failed"
+    )
+    with pytest.raises(FailureRateError, match=f"{what}.*env_error: boom"):
+        guard.saw(group(1.0, 0.0, ENV_ERROR, 1.0, rule=rule, joint=joint))
+
+
+def test_a_member_that_costs_only_itself_stops_nothing() -> None:
+    guard = FailureGuard(max_error_rate=0.5, window=4)
+    for _ in range(20):
+        guard.saw(group(1.0, 0.0, ENV_ERROR, 1.0))
+
+
+def test_groups_without_signal_are_not_lost_to_failures() -> None:
+    guard = FailureGuard(max_error_rate=0.5, window=4)
+    for _ in range(20):
+        guard.saw(group(1.0, 1.0, ENV_ERROR, 1.0))
+
+
+def test_a_group_larger_than_the_window_still_names_its_failure() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=2)
+    with pytest.raises(FailureRateError, match=r"rollout #0 failed.*boom"):
+        guard.saw(group(ENV_ERROR, 1.0, 0.0, 1.0, joint=True))
+
+
+def test_members_that_take_turns_to_fail_are_not_named() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=4)
+    guard.saw(group(ENV_ERROR, 1.0, joint=True))
+    with pytest.raises(FailureRateError, match=r"lost with their group; the commonest error \(4x\)"):
+        guard.saw(group(1.0, ENV_ERROR, joint=True))
+
+
+def test_cancelled_rollouts_are_lost_with_their_group_and_blamed_for_nothing() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=4)
+    guard.saw(group(CANCELLED, ENV_ERROR, rule=DROP_GROUP))
+    with pytest.raises(FailureRateError, match=r"rollout #1 failed.*\(4x\) is env_error: boom"):
+        guard.saw(group(CANCELLED, ENV_ERROR, rule=DROP_GROUP))
+
+
+def test_tries_count_unless_they_were_cancelled() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=2)
+    for _ in range(10):
+        guard.saw_try("copy", 0, CANCELLED)
+    guard.saw_try("copy", 1, ENV_ERROR)
+    with pytest.raises(FailureRateError, match="2 of the last 2 rollouts of env 'copy' failed;"):
+        guard.saw_try("copy", 1, ENV_ERROR)
+
+
+def test_lost_engines_have_their_own_exit_code() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=2)
+    with pytest.raises(EnginesLostError, match="connection refused") as caught:
+        guard.saw(group(ENGINE_ERROR, ENGINE_ERROR))
+    assert caught.value.exit_code == ExitCode.PEER_LOST
+
+
+def test_the_commonest_error_is_found_although_messages_name_their_rollout() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=5)
+    refused = [Failure(FailureReason.ENGINE_ERROR, f"request {number}: connection refused") for number in range(3)]
+    with pytest.raises(EnginesLostError, match=r"\(3x\) is engine_error: request \d: connection refused"):
+        guard.saw(group(*refused, ENV_ERROR, ENV_ERROR))
