@@ -17,7 +17,7 @@ from orchestrator.rollout import Failure, FailureReason, commonest_failure
 class _Loss(NamedTuple):
     """Why a rollout, or a try of one, is lost."""
 
-    index: int
+    culprit: int
     """Place in the group of the one that failed."""
     failure: Failure
     is_own: bool
@@ -81,6 +81,6 @@ def _fate(losses: Sequence[_Loss]) -> str:
     """In words; names the member of the groups that failed, if it was always the same."""
     if all(loss.is_own for loss in losses):
         return "failed"
-    indices = {loss.index for loss in losses}
+    indices = {loss.culprit for loss in losses}
     who = f": in each group rollout #{indices.pop()} failed" if len(indices) == 1 else ""
     return f"failed or were lost with their group{who}"
