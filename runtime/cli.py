@@ -11,7 +11,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from runtime.atomic_write import atomic_write
-from runtime.commands import find_command
+from runtime.commands import find_command, nearest_command
 from runtime.config import parse_config, resolved_json
 from runtime.doctor import doctor
 from runtime.errors import UserError
@@ -40,8 +40,13 @@ def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> in
         from runtime.keys import keys  # zmq: nothing else here needs it
 
         return keys(argv[1:])
-    if argv and argv[0][:1] not in ("", "-", "@") and (command := find_command(argv[0])) is not None:
-        return command(argv[1:])
+    if argv and argv[0][:1] not in ("", "-", "@"):
+        if (command := find_command(argv[0])) is not None:
+            return command(argv[1:])
+        if (near := nearest_command(argv[0])) is not None:
+            raise UserError(f"{argv[0]} is no command of `rl`; did you mean rl {near}?")
+    if not argv:
+        raise UserError("no config given: `rl @ FILE` starts a run (configs/ has examples), `rl --help` has all keys")
     specs = specs or find_services()
     config = parse_config(compose(specs), argv, prog="rl")
     if config.dry_run:

@@ -18,7 +18,8 @@ def describe_config_error(error: ConfigFileError, config_class: ConfigClass) -> 
     """All mistakes behind `error`, separated by semicolons."""
     if isinstance(error.__cause__, ValidationError):
         return describe_validation_error(error.__cause__, config_class)
-    return " ".join(str(error).split())
+    message = " ".join(str(error).split())
+    return f"{message}; a key is set as --key value, a file given as @ FILE" if _is_stray(message) else message
 
 
 def describe_validation_error(error: ValidationError, config_class: ConfigClass) -> str:
@@ -32,6 +33,10 @@ def describe_validation_error(error: ValidationError, config_class: ConfigClass)
         if not any(mistake.endswith(f".{known}") for known in found):
             found.append(mistake)
     return "; ".join(found)
+
+
+def _is_stray(message: str) -> bool:
+    return message.startswith("Unrecognized arguments")
 
 
 def nearest_key(unknown: str, known: Iterable[str]) -> str:
@@ -67,6 +72,10 @@ def _describe(details: ErrorDetails, config_class: ConfigClass) -> str:
         return f"{_first_required(key, config_class)} is required"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key}: expected a table, got {_show(value)}"
+    if kind in ("tuple_type", "list_type"):
+        if isinstance(value, dict):
+            return f"{key} is a list: in a file [[{key}]] begins an entry, a flag gives the whole list as JSON"
+        return f"{key}: expected a list, got {_show(value)}"
     message = details["msg"].removeprefix("Value error, ")
     if not key:
         return message

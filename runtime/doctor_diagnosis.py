@@ -16,6 +16,8 @@ from runtime.doctor_evidence import Evidence, Life, ServiceEvidence
 
 MOVING_S = 30.0
 """Seconds since its last progress within which a service counts as moving."""
+MAX_DETAIL_CHARS = 80
+"""Longer details are left out of the conclusion; the waits have them in full."""
 LAUNCHER = "rl"
 """Has a lock, but serves nobody and waits for nobody."""
 
@@ -125,6 +127,19 @@ def _outside_parentheses(text: str) -> str:
     return text.partition("(")[0]
 
 
+def _without_long_details(text: str) -> str:
+    """What stands in parentheses is the peer's own business, which has a clause of its own: kept only if short."""
+    parts, depth = [""], 0
+    for character in text:
+        if character == "(" and depth == 0:
+            parts.append("")
+        depth += (character == "(") - (character == ")")
+        parts[-1] += character
+        if character == ")" and depth == 0:
+            parts.append("")
+    return "".join("(...)" if part[:1] == "(" and len(part) > MAX_DETAIL_CHARS else part for part in parts)
+
+
 def _find_culprit(conditions: Mapping[str, Condition], waits: Sequence[Wait]) -> str | None:
     """The sickest service, of equals one that is waited for; but who is only stalled blames whom it waits for."""
     awaited = {peer for wait in waits for peer in wait.peers}
@@ -159,7 +174,7 @@ def _describe(service: ServiceEvidence, condition: Condition, waits: Sequence[Wa
     """One clause about one service."""
     name, age = service.name, service.health.get("progress_age_s")
     since = f" (no progress for {age:.0f} s)" if isinstance(age, int | float) and age > MOVING_S else ""
-    own = " and for ".join(wait.what for wait in waits if wait.waiter == name)
+    own = " and for ".join(_without_long_details(wait.what) for wait in waits if wait.waiter == name)
     match condition:
         case Condition.ENDED:
             return f"{name} has ended ({service.ended})"

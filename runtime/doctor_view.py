@@ -5,7 +5,6 @@ from dataclasses import asdict
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from runtime.doctor_diagnosis import Condition, Diagnosis
 from runtime.doctor_evidence import Evidence, ServiceEvidence
@@ -43,7 +42,7 @@ def render(evidence: Evidence, diagnosis: Diagnosis) -> RenderableType:
     """The picture: services, waits, positions, conclusion."""
     return Group(
         _services_table(evidence, diagnosis),
-        _waits_tree(diagnosis),
+        *_waits_tree(diagnosis),
         _positions_table(evidence),
         *_last_lines(evidence, diagnosis),
         Text(),
@@ -78,14 +77,16 @@ def _facts(service: ServiceEvidence) -> str:
     return ", ".join(f"{key} {value}" for key, value in service.health.items() if key not in fixed and value != "")
 
 
-def _waits_tree(diagnosis: Diagnosis) -> Tree:
-    tree = Tree(Text("\nWho waits for whom", style="italic"))
-    for wait in diagnosis.waits:
+def _waits_tree(diagnosis: Diagnosis) -> list[Text]:
+    """Plain lines: a rich `Tree` would cut them at the width of the terminal, and the arrow is at their end."""
+    lines = [Text("\nWho waits for whom", style="italic")]
+    for number, wait in enumerate(diagnosis.waits, start=1):
         peers = f" ──▶ {', '.join(wait.peers)}" if wait.peers else ""
-        tree.add(_plain(f"{wait.waiter} ── {wait.what}{peers}"))
+        branch = "└──" if number == len(diagnosis.waits) else "├──"
+        lines.append(_plain(f"{branch} {wait.waiter} ── {wait.what}{peers}"))
     if not diagnosis.waits:
-        tree.add(Text("nobody says that it waits", style="dim"))
-    return tree
+        lines.append(Text("└── nobody says that it waits", style="dim"))
+    return lines
 
 
 def _positions_table(evidence: Evidence) -> Table:

@@ -238,3 +238,15 @@ def test_lock_tells_who_has_it_and_later_how_it_ended(run_dir: RunDir) -> None:
     with run_dir.lock("trainer"):
         assert read_holder(path) == Holder(pid=os.getpid(), host=os.uname().nodename)
     assert read_holder(path) == Holder(pid=os.getpid(), host=os.uname().nodename, ended="exit 0")
+
+
+def test_long_waits_are_shown_whole_and_told_in_brief(
+    run_dir: RunDir, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    details = "http://127.0.0.1:8000/health did not answer: " + "refused " * 12
+    start("orchestrator", f"policy: the trainer to publish ({details}(again))")
+    start("trainer")
+    assert run(["doctor", str(run_dir.path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"└── orchestrator ── policy: the trainer to publish ({details}(again)) ──▶ trainer\n" in shown
+    assert "orchestrator waits for policy: the trainer to publish (...); trainer works" in shown

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cli import ensure_token, plan_launch, prepare_command, write_configs
+from runtime.cli import ensure_token, plan_launch, prepare_command, run, write_configs
 from runtime.config import Config, RunConfig, ServiceConfig, load_config, parse_config
 from runtime.config_tree import get_value, merge, set_value
 from runtime.errors import UserError
@@ -155,6 +155,19 @@ def test_wrong_shared_key_is_reported_once(rl_toml: Path, flags: list[str], key:
 def test_missing_shared_key_is_reported_once() -> None:
     with pytest.raises(UserError, match=r"^model\.path is required; orchestrator\.envs is required$"):
         parse_config(compose(find_services()), [], prog="rl")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "^no config given: `rl @ FILE` starts a run"),
+        (["doctr", "runs/x"], "^doctr is no command of `rl`; did you mean rl doctor[?]$"),
+        (["x.toml"], "^x.toml is no command of `rl`; a config file is given as `rl @ FILE`$"),
+    ],
+)
+def test_first_words_of_a_newcomer_are_answered_with_what_to_type(argv: list[str], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        run(argv)
 
 
 def test_service_that_is_not_a_table_is_reported(tmp_path: Path) -> None:
