@@ -106,7 +106,7 @@ class Launcher:
 
     def _start(self) -> None:
         for launch in self._launches.values():
-            self._run_dir.withdraw(launch.name)  # left by a service that was killed
+            self._run_dir.withdraw_leftover(launch.name)
             self._spawn(launch)
         self._monitor.health.start()
 

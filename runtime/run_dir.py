@@ -7,7 +7,7 @@ import msgspec
 from runtime.atomic_write import atomic_write
 from runtime.errors import UserError
 from runtime.service_info import ServiceInfo
-from runtime.service_lock import ServiceLock
+from runtime.service_lock import ServiceLock, is_held
 
 FOLDERS = (
     "config",
@@ -123,6 +123,11 @@ class RunDir:
     def withdraw(self, service: str) -> None:
         """Take the announcement back. Idempotent."""
         (self.services / f"{service}.json").unlink(missing_ok=True)
+
+    def withdraw_leftover(self, service: str) -> None:
+        """Take back what a killed `service` announced. The announcement of one that lives stays."""
+        if not is_held(self.services / f"{service}.lock"):
+            self.withdraw(service)
 
     def read_services(self) -> dict[str, ServiceInfo]:
         """What services announced, by name. A killed service leaves its file: check that its health URL answers."""

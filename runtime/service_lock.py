@@ -63,6 +63,22 @@ class ServiceLock:
         os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock of this file. Leaves the file as it is; a service that starts at this very
+    moment may be refused."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def record_end(path: Path, ended: str) -> None:
     """Leave word in the lock file for a holder that ends without releasing its lock. Never raises `OSError`."""
     holder = Holder(pid=os.getpid(), host=socket.gethostname(), ended=ended)

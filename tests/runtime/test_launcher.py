@@ -14,6 +14,7 @@ from runtime.launch_cookie import VARIABLE, end_marked, marked_processes
 from runtime.launcher import describe_exit
 from runtime.metrics import read_metrics
 from runtime.run_dir import RunDir
+from runtime.service_info import ServiceInfo
 from tests.conftest import Poll
 from tests.runtime.stand_in import MODULE, SLEEPER
 
@@ -215,6 +216,17 @@ def test_second_rl_on_the_same_run_is_refused(rl: Rl, eventually: Poll) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
+
+
+def test_announcement_of_a_service_that_runs_already_stays(rl: Rl) -> None:
+    """Started by hand, say: its own is refused, and it stays to be found."""
+    rl.run_dir.create()
+    with rl.run_dir.lock("orchestrator"):
+        rl.run_dir.announce("orchestrator", ServiceInfo())
+        code, output = rl.run("--max-steps", "3")
+        assert code == 2, output
+        assert f"orchestrator already runs in runs/t (pid {os.getpid()} on host" in output
+        assert rl.run_dir.read_services() == {"orchestrator": ServiceInfo()}
 
 
 def test_stale_announcement_of_a_killed_run_is_not_believed(rl: Rl) -> None:

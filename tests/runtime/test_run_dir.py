@@ -10,6 +10,7 @@ import pytest
 from runtime.errors import UserError
 from runtime.run_dir import FOLDERS, RunDir
 from runtime.service_info import ServiceInfo
+from runtime.service_lock import read_holder
 
 # Holds the lock of a service until it is killed.
 HOLDER = """
@@ -107,6 +108,21 @@ def test_withdrawn_and_broken_announcements_are_left_out(run_dir: RunDir) -> Non
     (run_dir.services / "other.json").write_text('{"pid": "many"}')
     (run_dir.services / "torn.json").write_text('{"pid": 1')
     assert run_dir.read_services() == {}
+
+
+def test_only_what_nobody_alive_announced_is_a_leftover(run_dir: RunDir) -> None:
+    for name in ("trainer", "orchestrator", "inference"):
+        run_dir.announce(name, ServiceInfo())
+    run_dir.lock("orchestrator").release("exit 76: gone")
+    with run_dir.lock("trainer"):
+        for name in ("trainer", "orchestrator", "inference"):
+            run_dir.withdraw_leftover(name)
+        with pytest.raises(UserError, match="trainer already runs"):
+            run_dir.lock("trainer")
+    assert run_dir.read_services() == {"trainer": ServiceInfo()}
+    word = read_holder(run_dir.services / "orchestrator.lock")
+    assert word is not None
+    assert word.ended == "exit 76: gone", "looking at a lock must not change what its holder said"
 
 
 def test_announcement_of_a_newer_version_is_understood(run_dir: RunDir) -> None:
