@@ -67,7 +67,7 @@ class Checkpoints:
         self._origin = origin
         self._config = config
         self._ranks = ranks
-        self._apart = ranks.apart() if config.background else ranks
+        self._apart = ranks.apart()  # for torch, whose ranks wait for each other while they write and read
         self._running: BackgroundSave | None = None
         self._num_failures = 0
         self._failed_step: int | None = None
@@ -138,7 +138,7 @@ class Checkpoints:
         return not self._ranks.any(not running.is_done)
 
     def _failed(self, step: int, error: StorageError) -> None:
-        self._give_back(self.folder(step))
+        self._ranks.wait_together(lambda: self._give_back(self.folder(step)))
         self._num_failures, self._failed_step = self._num_failures + 1, step
         logger.warning(f"checkpoint {step} failed ({self._num_failures} of {self._config.max_failures}): {error}")
         if self._num_failures >= self._config.max_failures:
@@ -160,7 +160,7 @@ class Checkpoints:
             logger.warning(f"checkpoint {manifest.step} was written with another config of model, loss or optimizer")
         folder = checkpoint_dir(self._root, manifest.step)
         check_same_adapter(folder, read_adapter(folder), self._origin.adapter)
-        load_tensors(folder, model, optimizer, self._ranks, critic)
+        load_tensors(folder, model, optimizer, self._apart, critic)
         return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=Progress)
 
     def folder(self, step: int) -> Path:
@@ -172,7 +172,7 @@ class Checkpoints:
     ) -> None:
         folder = self.folder(progress.step)
         self._ranks.together(lambda: self._prepare(folder, progress))
-        save_tensors(folder, model, optimizer, self._ranks, critic)
+        save_tensors(folder, model, optimizer, self._apart, critic)
         self._seal(folder, progress.step, self._ranks)
 
     def _seal(self, folder: Path, step: int, ranks: Ranks) -> None:

@@ -51,13 +51,17 @@ def _newest_first(root: Path, ranks: Ranks) -> list[Path]:
 
 def _verify(folder: Path, run_id: str, ranks: Ranks) -> tuple[CheckpointManifest | None, str]:
     """The manifest, or the reason why the checkpoint is not valid. Each rank verifies its share of the files."""
-    manifest, reason = None, ""
-    try:
-        manifest = read_manifest(folder)
-        if manifest.run_id != run_id:
-            raise CheckpointInvalid(f"belongs to run {manifest.run_id!r}")
-        verify_files(folder, manifest.files[ranks.rank :: ranks.world_size])
-    except CheckpointInvalid as error:
-        reason = str(error)
+
+    def verify_share() -> tuple[CheckpointManifest | None, str]:
+        try:
+            manifest = read_manifest(folder)
+            if manifest.run_id != run_id:
+                raise CheckpointInvalid(f"belongs to run {manifest.run_id!r}")
+            verify_files(folder, manifest.files[ranks.rank :: ranks.world_size])
+        except CheckpointInvalid as error:
+            return None, str(error)
+        return manifest, ""
+
+    manifest, reason = ranks.wait_together(verify_share)  # files are of different size, and disks of different speed
     reasons = [text.decode() for text in ranks.gather(reason.encode()) if text]
     return (None, "; ".join(dict.fromkeys(reasons))) if reasons else (manifest, "")

@@ -39,7 +39,7 @@ def save_tensors(
     state = _live_tensors(model, optimizer, critic) | _random_states(ranks)
     writer = IndexWriter(folder)
     with _dcp(ranks.is_distributed):
-        state_dict_saver.save(state, storage_writer=writer, no_dist=not ranks.is_distributed)
+        state_dict_saver.save(state, storage_writer=writer, process_group=ranks.group, no_dist=not ranks.is_distributed)
 
 
 def begin_saving_tensors(
@@ -88,7 +88,12 @@ def load_tensors(
         )
     random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
     with _dcp(ranks.is_distributed):
-        state_dict_loader.load(tensors | random_states, storage_reader=reader, no_dist=not ranks.is_distributed)
+        state_dict_loader.load(
+            tensors | random_states,
+            storage_reader=reader,
+            process_group=ranks.group,
+            no_dist=not ranks.is_distributed,
+        )
     for key, state in random_states.items():
         torch.set_rng_state(state) if key.endswith(".cpu") else torch.cuda.set_rng_state(state, ranks.device)
 

@@ -2,25 +2,34 @@
 
 A plain process is one rank and needs no process group. Under torchrun the environment names the ranks: gloo on CPU,
 NCCL beside it on GPUs. What ranks exchange here is bytes, never pickled objects. Collectives have the timeout of
-`parallel.timeout_s`, so a rank must never wait for anything but other ranks between two of them: waiting for a batch
-happens on each rank's own socket, before the collective that compares what arrived.
+`parallel.timeout_s`, so between two of them no rank may do anything that takes long on some ranks only. What does, a
+wait for the orchestrator or work on a disk, goes through `wait_together`.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from runtime.errors import PeerLostError, StorageError, UserError
+from trainer.errand import DONE, FAILED, Errand
 from trainer.errors import RankMismatch
 
+_T = TypeVar("_T")
+
 APART_TIMEOUT_S = 600.0
-"""Seconds that threads of different ranks wait for each other. Training itself notices a dead rank sooner."""
+"""Seconds that ranks wait for each other in groups `apart`. Training itself notices a silent rank sooner."""
+MAX_SLICE_S = 1.0
+
+
+def _ignore(missing: Sequence[int]) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Ranks:
     device: torch.device
     group: dist.ProcessGroup | None = None
     """What they tell each other goes over this one; `None`: the one of all ranks that collectives use."""
+    slice_s: float = MAX_SLICE_S
+    """Seconds between two meetings in `wait_together`: much less than a collective may take."""
 
     @property
     def is_first(self) -> bool:
@@ -54,7 +65,8 @@ class Ranks:
         return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def apart(self) -> "Ranks":
-        """The same ranks with a process group of their own (on the CPU), for another thread. Collective."""
+        """The same ranks with a patient process group of their own (on the CPU), for another thread, or for where they
+        must wait longer for each other than in a step. Collective."""
         if not self.is_distributed:
             return self
         return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=APART_TIMEOUT_S)))
@@ -91,16 +103,42 @@ class Ranks:
         dist.all_gather(parts, mine, group=self.group)
         return [part.numpy().tobytes()[: int(size.item())] for part, size in zip(parts, sizes, strict=True)]
 
+    def wait_together(self, work: Callable[[], _T], on_wait: Callable[[Sequence[int]], None] = _ignore) -> _T:
+        """What `work` returns on this rank, once it has returned on every rank. Collective.
+
+        `work` may take as long as it likes, on any rank: it runs in a thread, and the ranks meet in short collectives
+        until it has ended everywhere. It must have its own deadline, and no collective inside. `on_wait` hears of the
+        ranks that are not ready while this one is. When `work` fails, its rank raises what it raised, and all others,
+        without waiting for their own, a `PeerLostError` that says what.
+        """
+        if not self.is_distributed:
+            return work()
+        errand = Errand(work)
+        while True:
+            errand.wait(self.slice_s)
+            states = self.gather(state := errand.state)
+            failures = [f"rank {rank}: {said[1:].decode()}" for rank, said in enumerate(states) if said[:1] == FAILED]
+            if failures and state[:1] != FAILED:
+                raise PeerLostError("; ".join(failures))
+            missing = [rank for rank, said in enumerate(states) if said != DONE]
+            if state[:1] == FAILED or not missing:
+                return errand.result()
+            if state == DONE:
+                on_wait(missing)
+
     def together(self, work: Callable[[], bytes]) -> list[bytes]:
-        """Do `work` on every rank and gather what it returns.
+        """Do `work` on every rank, however long it takes, and gather what it returns.
 
         An `OSError` on any rank becomes a `StorageError` on all: none goes on, and none is left waiting for the others.
         """
-        try:
-            answer = b"+" + work()
-        except OSError as error:
-            answer = f"-rank {self.rank}: {error}".encode()
-        answers = self.gather(answer)
+
+        def attempt() -> bytes:
+            try:
+                return b"+" + work()
+            except OSError as error:
+                return f"-rank {self.rank}: {error}".encode()
+
+        answers = self.gather(self.wait_together(attempt))
         failures = [data[1:].decode() for data in answers if data.startswith(b"-")]
         if failures:
             raise StorageError("; ".join(failures))
@@ -135,7 +173,7 @@ def join(device: str, timeout_s: float) -> Ranks:
         return Ranks(0, 1, chosen)
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    return Ranks(int(os.environ["RANK"]), world_size, chosen)
+    return Ranks(int(os.environ["RANK"]), world_size, chosen, slice_s=min(MAX_SLICE_S, timeout_s / 4))
 
 
 def choose_device(name: str) -> torch.device:

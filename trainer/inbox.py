@@ -1,25 +1,30 @@
 """`Inbox`: batches in order, each exactly once, the same one on all ranks at the same time.
 
-Every rank waits for batch N on its own link. Only when a rank has an answer does it meet the others, to compare: all
-hold the same batch, or one was asked to stop and all stop before the step. So a long wait never meets the timeout
-of a collective.
+Every rank asks the orchestrator on its own link, and none goes on before all have their answers: an orchestrator that
+goes away between two of them is waited for by all ranks together (`Ranks.wait_together`). They then compare: all hold
+the same batch, or one was asked to stop and all stop before the step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from loguru import logger
 
 from runtime.errors import PeerLostError
+from runtime.health import Health
 from trainer.batch_source import Batch, BatchSource, NoBatch
 from trainer.distributed import Ranks
 from trainer.errors import RankMismatch
 from trainer.published import PublishedWeights
 from transport.manifest import BatchManifest
+from transport.sample import TrainingSample
+
+_T = TypeVar("_T")
 
 
 class Inbox:
-    """What the training loop sees of a `BatchSource`. `batches` is collective; what is told, the peer hears from
-    the first rank alone."""
+    """What the training loop sees of a `BatchSource`. All but `wait_for_end` and `close` is collective; what is told,
+    the peer hears from the first rank alone."""
 
     def __init__(
         self,
@@ -28,11 +33,13 @@ class Inbox:
         *,
         max_steps: int | None,
         stop_requested: Callable[[], bool],
+        health: Health,
     ) -> None:
         self._source = source
         self._ranks = ranks
         self._max_steps = max_steps
         self._stop_requested = stop_requested
+        self._health = health
         self.ended = False
         """Whether `batches` came to the end of the run, and not to a stop request."""
 
@@ -43,20 +50,22 @@ class Inbox:
             yield Batch(manifest, self._source)
             step += 1
 
+    def fetch(self, batch: Batch, rows: Sequence[int]) -> dict[int, TrainingSample]:
+        """The samples of this rank, by row."""
+        return self._together(lambda: batch.fetch(rows))
+
     def published(self, weights: PublishedWeights) -> None:
         """Tell the orchestrator of a policy version."""
-        if self._ranks.is_first:
-            self._source.published(weights)
+        self._together(lambda: self._source.published(weights) if self._ranks.is_first else None)
 
     def trained(self, step: int) -> None:
-        """Tell the orchestrator that `step` is trained. Every rank's link does, so that all wait for one that is away:
-        a checkpoint may come next, and there they wait for each other, for not so long."""
-        self._source.trained(step)
+        """Tell the orchestrator that `step` is trained."""
+        self._together(lambda: self._source.trained(step))
 
     def commit(self, step: int) -> None:
         """A durable checkpoint contains `step`: only now may the orchestrator forget it. Every rank's link must know,
         since it greets the orchestrator with it whenever it connects again."""
-        self._source.committed(step)
+        self._together(lambda: self._source.committed(step))
 
     def wait_for_end(self, last_step: int) -> None:
         """Wait until the orchestrator says that the run is over, which it does once the engines have the last version.
@@ -73,7 +82,7 @@ class Inbox:
         self._source.close(reason)
 
     def _next(self, step: int) -> BatchManifest | None:
-        answer = self._ask(step)
+        answer = self._together(lambda: self._ask(step))
         says = str(answer) if isinstance(answer, NoBatch) else answer.digest
         heard = [data.decode() for data in self._ranks.gather(says.encode())]
         if NoBatch.STOP in heard:
@@ -89,3 +98,15 @@ class Inbox:
         if self._max_steps is not None and step > self._max_steps:
             return NoBatch.END
         return self._source.manifest(step)
+
+    def _together(self, work: Callable[[], _T]) -> _T:
+        """Waiting for another rank's answer is no stall: its link has a deadline."""
+
+        def on_wait(missing: Sequence[int]) -> None:
+            self._health.progress()
+            self._health.waiting_for(f"rank {', '.join(map(str, missing))} to hear from the orchestrator")
+
+        try:
+            return self._ranks.wait_together(work, on_wait)
+        finally:
+            self._health.waiting_for("")

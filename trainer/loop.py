@@ -111,7 +111,7 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
 
 def take_in_batch(run: Training, batch: Batch, plan: StepPlan) -> Intake:
     """The samples of this rank; those that cannot be trained are named in the log, once each."""
-    samples = batch.fetch(plan.rows_for(run.layout.dp_rank).tolist())
+    samples = run.inbox.fetch(batch, plan.rows_for(run.layout.dp_rank).tolist())
     intake = take_in(samples, run.policy.image_spec, plan.seq_len)
     for row, reason in intake.refused.items():
         logger.warning(f"step {batch.step} leaves out row {row}: {reason}")

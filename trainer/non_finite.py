@@ -28,8 +28,9 @@ class NonFiniteGuard:
         """Raise `NonFiniteError` if of too many batches in a row, up to this one, an optimizer step was skipped."""
         if progress.num_non_finite == 0:
             return
+        kept = self._ranks.wait_together(lambda: self._keep(batch) if self._ranks.is_first else "")
         if self._ranks.is_first:
-            kept, num_skipped = self._keep(batch), sum(not report.stepped for report in reports)
+            num_skipped = sum(not report.stepped for report in reports)
             logger.warning(
                 f"step {batch.step}: loss or gradient is not finite, {num_skipped} of {len(reports)} optimizer steps "
                 f"skipped ({progress.num_non_finite} in a row, at most {self._max_in_a_row}); {kept}"

@@ -69,7 +69,7 @@ class Publisher:
             try:
                 return self._publish(named_weights(model), version)
             except StorageError as error:
-                self._clear_staging()
+                self._ranks.wait_together(self._clear_staging)
                 if attempt == MAX_ATTEMPTS:
                     raise
                 logger.warning(f"publish of version {version} failed ({attempt} of {MAX_ATTEMPTS}): {error}")

@@ -119,8 +119,10 @@ class TrainerProcess:
         seed_everything(config.seed, config.num_threads)
         with shutdown.loading(self.leave):
             with self.health.waiting("the model to load"):
+                loading = ranks.apart()
                 context = join_context(ranks, config.parallel.cp)
                 policy = load_policy(config.model, ranks.device, context)
+                loading.barrier()  # some disks are slower than others
                 sharing = validate_multimodal_pack(
                     policy.images, pack_multimodal=config.pack_multimodal, cp_size=config.parallel.cp
                 )
@@ -128,6 +130,7 @@ class TrainerProcess:
                 shard_policy(policy, mesh, reshard_after_forward=config.parallel.reshard_after_forward)
                 verify_packing(policy, ranks.device)
                 critic = make_critic(config, policy, ranks)
+                loading.barrier()
             origin = Origin(config.run.name, config_digest(config), config.model.path, policy.adapter)
             checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
             optimizer = make_optimizer(policy.causal_lm, config.optimizer)
@@ -142,7 +145,13 @@ class TrainerProcess:
             policy=policy,
             optimizer=optimizer,
             loss=make_loss(config.loss),
-            inbox=Inbox(source, ranks, max_steps=config.max_steps, stop_requested=lambda: shutdown.requested),
+            inbox=Inbox(
+                source,
+                ranks,
+                max_steps=config.max_steps,
+                stop_requested=lambda: shutdown.requested,
+                health=self.health,
+            ),
             publisher=self._publisher(ranks, policy),
             checkpoints=checkpoints,
             non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks),
@@ -201,7 +210,7 @@ class TrainerProcess:
             stop_requested=lambda: shutdown.requested,
         )
         try:
-            link.connect()
+            ranks.wait_together(link.connect)
         except PeerLostError as error:
             if self._config.max_steps is None or progress.step < self._config.max_steps:
                 raise

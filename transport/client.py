@@ -187,7 +187,8 @@ class BatchClient:
             self._report(lambda seq: Committed(seq=seq, step=step))
 
     def close(self, reason: str = "done") -> None:
-        """Say goodbye if the server is there, and free the socket. Never raises."""
+        """Say goodbye if the server is there, and free the socket. Never raises. May be called while another thread is
+        blocked in a call, which then ends with `PeerTimeout`."""
         self._link.close(reason[:_MAX_REASON_CHARS])
 
     def _introduction(self, seq: int) -> Hello:

@@ -90,7 +90,8 @@ class Link:
             return self._persist(lambda deadline: self._answer(message, deadline), timeout_s)
 
     def close(self, reason: str) -> None:
-        """Say goodbye to a server that is there, stop the heartbeats and drop the connection. Never raises."""
+        """Say goodbye to a server that is there, stop the heartbeats and drop the connection. Never raises. A call that
+        is blocked in another thread ends with `PeerTimeout`."""
         self._closing.set()
         self._heartbeat.join()
         with self._lock:
@@ -107,6 +108,8 @@ class Link:
         backoff_s = _FIRST_BACKOFF_S
         reasons: dict[str, None] = {}
         while True:
+            if self._closing.is_set():
+                raise PeerTimeout(f"the link to {self._endpoint} was closed meanwhile")
             try:
                 result = action(deadline)
                 self._note("")
@@ -170,6 +173,7 @@ class Link:
         while (now := time.monotonic()) < min(deadline, self._heard_at + patience_s):
             received = connection.receive(min(deadline, self._heard_at + patience_s, now + self._heartbeat_s))
             if received is None:
+                self._raise_if_closing(message)
                 self._send_ping(connection)
                 continue
             self._heard_at = time.monotonic()
@@ -183,9 +187,14 @@ class Link:
         """`on_wait` is called every second, so that a caller can end the wait for a server that is not there."""
         data = encode(message)
         while not connection.send(data, min(deadline, time.monotonic() + self._heartbeat_s)):
+            self._raise_if_closing(message)
             if time.monotonic() >= deadline:
                 raise LinkDown(f"{self._endpoint} did not accept the connection in time")
             self._on_wait(f"{self._endpoint} to accept the connection")
+
+    def _raise_if_closing(self, message: ClientMessage) -> None:
+        if self._closing.is_set() and not isinstance(message, Bye):
+            raise LinkDown("the link is being closed")
 
     def _drop(self) -> None:
         if self._connection is not None:

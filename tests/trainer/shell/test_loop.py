@@ -94,6 +94,7 @@ def make_bench(model_path: Path, root: Path, *, stop_after: int | None = None, *
     recording = ReplaySource(record_batches(root / "recording", RUN_ID, NUM_STEPS))
     witness = Witness(recording, root / "checkpoints")
     policy = load_policy(config.model, torch.device("cpu"))
+    health = Health("trainer", 900)
     bench: Bench
     run = Training(
         config=config,
@@ -102,11 +103,11 @@ def make_bench(model_path: Path, root: Path, *, stop_after: int | None = None, *
         policy=policy,
         optimizer=make_optimizer(policy.causal_lm, config.optimizer),
         loss=make_loss(config.loss),
-        inbox=Inbox(witness, ALONE, max_steps=None, stop_requested=lambda: bench.stop_requested()),
+        inbox=Inbox(witness, ALONE, max_steps=None, stop_requested=lambda: bench.stop_requested(), health=health),
         publisher=Publisher(root / "weights", RUN_ID, 9, ALONE),
         checkpoints=Checkpoints(root / "checkpoints", Origin(RUN_ID, "digest", model_path), config.checkpoint, ALONE),
         non_finite=NonFiniteGuard(root / "non_finite", 3, ALONE),
-        telemetry=Telemetry(Health("trainer", 900), None),
+        telemetry=Telemetry(health, None),
     )
     bench = Bench(run, witness, root, stop_after)
     return bench

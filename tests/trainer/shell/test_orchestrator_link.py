@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +127,26 @@ def test_an_orchestrator_that_stays_away_is_a_lost_peer(gone, rank):
     with pytest.raises(PeerLostError, match="lost the orchestrator while waiting for batch 1"):
         link.manifest(1)
     link.close("failed")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_closing_ends_a_wait_in_another_thread(server, gone, rank, is_there, eventually):
+    """A rank whose peers have failed must not wait for the orchestrator before it ends."""
+    link = rank.link(server.endpoint if is_there else gone, lost_timeout_s=600)
+    ended: list[str] = []
+
+    def wait() -> None:
+        try:
+            link.manifest(1)
+        except PeerLostError as error:
+            ended.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    eventually(lambda: rank.looked, within_s=60)
+    link.close("failed")
+    waiting.join(60)
+    assert ["was closed meanwhile" in said for said in ended] == [True]
 
 
 def test_samples_are_waited_for_even_when_a_stop_is_requested(gone, rank):

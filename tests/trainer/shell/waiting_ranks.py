@@ -1,0 +1,155 @@
+"""Run by torchrun in `test_waiting_ranks.py`: two ranks that ask an orchestrator, one of them late.
+
+    waiting_ranks.py <folder> <endpoint>
+
+A rank that is late writes `<folder>/<call>.late` and asks only when `<folder>/<call>.go` is there. The other one writes
+`<folder>/<call>.answered` when it has its answer.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from runtime.errors import PeerLostError
+from runtime.health import Health
+from tests.trainer.shell.recorded import RUN_ID
+from tests.trainer.shell.tiny import TiedModel
+from tests.trainer.shell.waiting import AWAY_S, NUM_STEPS, TIMEOUT_S
+from trainer.batch_source import NoBatch
+from trainer.checkpoint import Checkpoints, Origin
+from trainer.config import CheckpointConfig, OptimizerConfig, OrchestratorLinkConfig
+from trainer.distributed import Ranks, join
+from trainer.inbox import Inbox
+from trainer.optimizer import make_optimizer
+from trainer.orchestrator_link import OrchestratorLink
+from trainer.progress import Progress
+from trainer.published import PublishedWeights
+from transport.manifest import BatchManifest
+from transport.sample import TrainingSample
+
+_T = TypeVar("_T")
+LATE = {"manifest": 1, "samples": 1, "published": 0}
+"""The rank that is late with its call for batch 1."""
+DEADLINE_S = 300.0
+
+
+class LateLink:
+    """A `BatchSource`: a real link, whose rank is late with some calls."""
+
+    def __init__(self, link: OrchestratorLink, rank: int, folder: Path) -> None:
+        self._link = link
+        self._rank = rank
+        self._folder = folder
+        self.trained, self.committed, self.close = link.trained, link.committed, link.close
+
+    def manifest(self, step: int) -> BatchManifest | NoBatch:
+        return self._timed("manifest", step, lambda: self._link.manifest(step))
+
+    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        return self._timed("samples", step, lambda: self._link.samples(step, rows))
+
+    def published(self, weights: PublishedWeights) -> None:
+        self._timed("published", weights.version, lambda: self._link.published(weights))
+
+    def _timed(self, call: str, step: int, ask: Callable[[], _T]) -> _T:
+        if step == 1 and LATE[call] == self._rank:
+            (self._folder / f"{call}.late").touch()
+            until((self._folder / f"{call}.go").exists)
+        answer = ask()
+        if step == 1 and LATE[call] != self._rank:
+            (self._folder / f"{call}.answered").touch()
+        return answer
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.02)
+
+
+def train(ranks: Ranks, inbox: Inbox, folder: Path) -> None:
+    """As the loop does, without a model."""
+    trained = []
+    for batch in inbox.batches(after=0):
+        samples = inbox.fetch(batch, [ranks.rank])
+        ranks.require_same(str(batch.step), "what is trained")
+        inbox.published(PublishedWeights(batch.step, f"/weights/{batch.step}", "digest"))
+        inbox.trained(batch.step)
+        inbox.commit(batch.step)
+        trained.append(f"{batch.step}: {samples[ranks.rank].trajectory_id}")
+    assert inbox.ended
+    (folder / f"trained.{ranks.rank}").write_text("\n".join(trained))
+
+
+def fail_alone(ranks: Ranks) -> None:
+    """A rank that gives up ends the others, which still wait, with its words."""
+    said = "lost the orchestrator while waiting for batch 9"
+
+    def give_up() -> None:
+        if ranks.rank == 1:
+            raise PeerLostError(said)
+        until(lambda: False)
+
+    with pytest.raises(PeerLostError) as raised:
+        ranks.wait_together(give_up)
+    assert str(raised.value) == (f"rank 1: {said}" if ranks.is_first else said)
+
+
+def work_long_alone(ranks: Ranks) -> None:
+    """The first rank, on a slow disk, takes longer than the others would wait for it in a collective."""
+    done_at = time.monotonic() + (AWAY_S if ranks.is_first else 0)
+
+    def work() -> bytes:
+        until(lambda: time.monotonic() > done_at)
+        return str(ranks.rank).encode()
+
+    assert ranks.together(work) == [b"0", b"1"]
+
+
+class SlowModel(TiedModel):
+    """Takes its time to give its tensors away."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__()
+        self._delay_s = delay_s
+
+    def state_dict(self, *args: object, **options: object) -> dict[str, torch.Tensor]:
+        done_at = time.monotonic() + self._delay_s
+        until(lambda: time.monotonic() > done_at)
+        return super().state_dict(*args, **options)
+
+
+def save_and_resume_slowly(ranks: Ranks, root: Path) -> None:
+    """torch's ranks meet while they write and read a checkpoint: here, too, one may take longer."""
+    root.mkdir(exist_ok=True)
+    (root / "model").mkdir(exist_ok=True)
+    model = SlowModel(0.0 if ranks.is_first else AWAY_S)
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
+    checkpoints = Checkpoints(root, Origin("run", "digest", root / "model"), CheckpointConfig(), ranks)
+    assert checkpoints.save(model, optimizer, Progress(step=3))
+    assert checkpoints.resume(model, optimizer).step == 3
+
+
+def main(folder: Path, endpoint: str) -> None:
+    ranks = join("cpu", TIMEOUT_S)
+    health = Health("trainer", 900)
+    config = OrchestratorLinkConfig(endpoint=endpoint, connect_timeout_s=DEADLINE_S, lost_timeout_s=DEADLINE_S)
+    link = OrchestratorLink(config, RUN_ID, ranks, last_committed=0, health=health, stop_requested=lambda: False)
+    ranks.wait_together(link.connect)
+    source = LateLink(link, ranks.rank, folder)
+    inbox = Inbox(source, ranks, max_steps=NUM_STEPS, stop_requested=lambda: False, health=health)
+    train(ranks, inbox, folder)
+    inbox.close("done")
+    work_long_alone(ranks)
+    save_and_resume_slowly(ranks, folder / "checkpoints")
+    fail_alone(ranks)
+    ranks.close()
+
+
+main(Path(sys.argv[1]), sys.argv[2])
