@@ -11,6 +11,7 @@ from tests.docs.execution import MENTIONS, execute, split
 from tests.docs.pages import ROOT, Text, commands
 from tests.docs.workspace import FIRST_RUN, borrow, environment, example_modules, lay_out, train
 
+pytestmark = pytest.mark.integration
 COMMANDS = [command for command in commands() if command.text not in MENTIONS]
 
 

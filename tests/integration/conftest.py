@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.circle import make_copy_model
+from tests.once import Once
 
 
 @pytest.fixture(scope="session")
-def copy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy_model(once: Once) -> Path:
     """A model that copies five letters rightly about one time in five."""
-    return make_copy_model(tmp_path_factory.mktemp("models") / "copy-text")
+    return once("copy-text", make_copy_model)

@@ -7,11 +7,12 @@ import pytest
 
 from tests.deploy.topology.network import Node, network, why_not
 from tests.integration.circle import make_copy_model
+from tests.once import Once
 
 
 @pytest.fixture(scope="session")
-def copy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_copy_model(tmp_path_factory.mktemp("models") / "copy-text")
+def copy_model(once: Once) -> Path:
+    return once("copy-text", make_copy_model)
 
 
 @pytest.fixture

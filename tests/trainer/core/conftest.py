@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
+from tests.once import Once
 from tests.trainer.core.rank_worker import CPU, Rank, run_rank
 from tests.trainer.core.reference import reference_gradients
 from tests.trainer.core.scenarios import SEQ_LEN, Scenario, batch_of
@@ -86,9 +87,10 @@ def references(model_path: Path) -> References:
 
 
 @pytest.fixture(scope="session", params=WORLD_SIZES, ids=lambda size: f"{size}ranks")
-def rank_run(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RankRun:
-    """All scenarios, trained by this many real processes."""
-    return run_ranks(request.param, model_path, tmp_path_factory.mktemp(f"ranks{request.param}"))
+def rank_run(request: pytest.FixtureRequest, model_path: Path, once: Once) -> RankRun:
+    """All scenarios, trained by this many real processes; every `model_path` holds the same weights."""
+    size = request.param
+    return RankRun(size, once(f"ranks{size}", lambda out: run_ranks(size, model_path, out)))
 
 
 def run_ranks(world_size: int, model_path: Path, out: Path, entry: Callable[[Rank], None] = run_rank) -> RankRun:
