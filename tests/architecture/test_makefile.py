@@ -33,6 +33,12 @@ def test_target_installs_and_then_runs(target: str, command: str) -> None:
     assert install < lines.index(command)
 
 
+@pytest.mark.parametrize("target", ["test", "test-all"])
+def test_files_run_whole_and_in_the_order_of_the_tests(target: str) -> None:
+    """xdist's own order, by number of tests, begins the longest files last: they have one test each."""
+    assert "--dist loadfile --no-loadscope-reorder" in dry_run(target)
+
+
 def test_torch_comes_first_and_from_the_index_that_was_asked_for() -> None:
     torch, rest = [line for line in dry_run("install", "TORCH_INDEX=there").splitlines() if "pip" in line][:2]
     assert "--index-url there torch==" in torch
