@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.campaign import REFERENCE, Campaign, Reference
+from tests.faults.exactly_once.campaign import Campaign, Reference, make_model
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.nursery import Nursery
-from tests.once import Once
 
 
 @pytest.fixture(scope="session")
-def fixed_run(tmp_path_factory: pytest.TempPathFactory, random_model: Path) -> FixedRun:
+def fixed_run(tmp_path_factory: pytest.TempPathFactory) -> FixedRun:
     """What all runs of this folder have in common."""
-    return FixedRun(tmp_path_factory.mktemp("exactly-once") / "runs", "run", random_model)
+    folder: Path = tmp_path_factory.mktemp("exactly-once")
+    return FixedRun(folder / "runs", "run", make_model(folder / "model"))
 
 
 @pytest.fixture
@@ -21,7 +21,6 @@ def campaign(fixed_run: FixedRun, nurseries: dict[str, Nursery], tmp_path: Path)
 
 
 @pytest.fixture(scope="session")
-def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery], once: Once) -> Reference:
+def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery]) -> Reference:
     """How a run goes that nobody disturbs."""
-    folder = once("exactly-once", lambda folder: Campaign(fixed_run.below(folder), nurseries).reference())
-    return Reference(folder / REFERENCE)
+    return Campaign(fixed_run, nurseries).reference()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.exactly_once.campaign import make_model
 from tests.faults.exactly_once.evidence import Result, result_of
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.nursery import Nursery
@@ -15,9 +16,9 @@ MAX_STEPS = 8
 
 
 @pytest.fixture(scope="session")
-def model_path(random_model: Path) -> Path:
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with random weights."""
-    return random_model
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture
