@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from orchestrator.advantages.config import AdvantageConfig, GrpoAdvantageConfig
 from orchestrator.algorithms.config import AlgorithmConfig, RlAlgorithmConfig, TeacherConfig
-from orchestrator.config_rules import check_engines, check_env
+from orchestrator.config_rules import check_engines, check_env, check_labels
 from orchestrator.curriculum.config import CurriculumConfig, NoCurriculumConfig
 from orchestrator.engines.config import EnginesConfig
 from runtime.config import Config, HealthConfig, ServiceConfig
@@ -36,7 +36,7 @@ class EnvConfig(Config):
     id: str
     """Environment id: an installed module that exports a verifiers Taskset (`reverse-text`, `owner/reverse-text`)."""
     name: str | None = None
-    """Name in metrics and group ids; the id without its owner by default. `all` is reserved."""
+    """Name in metrics and group ids, without a slash; the id without its owner by default. `all` is reserved."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment's taskset."""
     group_size: int = Field(8, ge=1)
@@ -103,7 +103,7 @@ class EvalEnvConfig(Config):
     id: str
     """Environment id, as in `envs[].id`."""
     name: str | None = None
-    """Name in metrics; the id without its owner by default."""
+    """Name in metrics, as in `envs[].name`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment's taskset."""
     num_examples: int | None = Field(None, gt=0)
@@ -240,14 +240,8 @@ class OrchestratorConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _check_rules(self) -> "OrchestratorConfig":
-        labels = [env.label for env in self.envs]
-        if "all" in labels:
-            raise ValueError('envs: the name "all" is reserved for aggregate metrics; set envs[].name')
-        eval_labels = [env.label for env in self.eval.envs]
-        if len(set(eval_labels)) < len(eval_labels):
-            raise ValueError(f"eval.envs: names must differ, got {eval_labels}; set eval.envs[].name")
-        if len(set(labels)) < len(labels):
-            raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
+        check_labels("envs", [env.label for env in self.envs])
+        check_labels("eval.envs", [env.label for env in self.eval.envs])
         check_engines(self.engines)
         for env in self.envs:
             check_env(env, self.advantage_of(env), self.algorithm_of(env), self.teachers)

@@ -1,6 +1,6 @@
-"""Which settings of an environment go together: failure policy, group size, advantage function, algorithm, teacher."""
+"""Names of environments, and which settings go together: failure policy, group size, advantage, algorithm, teacher."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +17,18 @@ def check_engines(engines: "EnginesConfig") -> None:
             "engines.backend = 'openai' cannot train: an OpenAI-compatible server takes no weight updates and does not "
             "say which tokens it sampled; use 'http' or 'sglang', or evaluate that server with `orchestrator eval`"
         )
+
+
+def check_labels(key: str, labels: Sequence[str]) -> None:
+    """Raise `ValueError` unless the environments of config key `key` have names that fit into metric keys,
+    `{metric}/{name}/{stat}`."""
+    if "all" in labels:
+        raise ValueError(f'{key}: the name "all" is reserved for aggregate metrics; set {key}[].name')
+    unfit = [label for label in labels if not label or "/" in label]
+    if unfit:
+        raise ValueError(f"{key}: {unfit[0]!r} is no name: it must not be empty or hold a slash; set {key}[].name")
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"{key}: names must differ, got {list(labels)}; set {key}[].name")
 
 
 def check_env(

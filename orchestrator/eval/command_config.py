@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from orchestrator.config import EvalEnvConfig, ModelConfig
+from orchestrator.config_rules import check_labels
 from orchestrator.engines.config import EnginesConfig
 from runtime.config import Config, LogConfig
 
@@ -44,9 +45,7 @@ class EvalCommandConfig(Config):
 
     @model_validator(mode="after")
     def _check_rules(self) -> "EvalCommandConfig":
-        labels = [env.label for env in self.envs]
-        if len(set(labels)) < len(labels):
-            raise ValueError(f"envs: names must differ, got {labels}; set envs[].name")
+        check_labels("envs", [env.label for env in self.envs])
         engines = self.engines
         if self.model is None and (engines.backend != "openai" or engines.openai.api == "completions"):
             what = "api = 'completions'" if engines.backend == "openai" else f"backend = {engines.backend!r}"

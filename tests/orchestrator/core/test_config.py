@@ -18,6 +18,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"envs": [{"id": "all"}]}, '"all" is reserved'),
     ({"envs": [{"id": "toy", "name": "all"}]}, '"all" is reserved'),
     ({"envs": [{"id": "toy"}, {"id": "owner/toy"}]}, "names must differ"),
+    ({"envs": [{"id": "toy", "name": "maths/easy"}]}, "'maths/easy' is no name"),
+    ({"eval": {"envs": [{"id": "toy", "name": "all"}]}}, 'eval.envs: the name "all" is reserved'),
+    ({"eval": {"envs": [{"id": "owner/all"}]}}, 'eval.envs: the name "all" is reserved'),
     ({"envs": [{"id": "toy", "group_size": 1}]}, "'toy' needs group_size >= 2"),
     ({"envs": [{"id": "toy", "group_size": 1, "advantage": {"type": "rloo"}}]}, "'rloo'.*'toy' needs group_size >= 2"),
     (
