@@ -125,7 +125,7 @@ class WeightsConfig(Config):
     insecure: bool = False
     """Bind an address that other machines reach without keys (logged every minute), or with `collective` at all."""
     broadcast_timeout_s: float = Field(60.0, gt=0)
-    """`collective`: seconds that an engine may take to join a group, or to take a chunk."""
+    """`collective`: seconds that rank and engine wait for each other, to join a group and to pass on a chunk."""
 
     @model_validator(mode="after")
     def _check_exposure(self) -> "WeightsConfig":

@@ -99,6 +99,11 @@ class _Rules:
     deadline: float
     given_up: threading.Event
 
+    @property
+    def remaining_s(self) -> float:
+        """Until the transfer must be done; never 0, which some take for no deadline."""
+        return max(0.1, self.deadline - time.monotonic())
+
     def check(self, news: str = "") -> None:
         """Raise `WeightsError` when it is time to stop."""
         if self.given_up.is_set():
@@ -161,12 +166,13 @@ class _Rank:
         reply, _ = self._ask(lambda seq: GetBroadcast(seq=seq, version=version))
         if not isinstance(reply, Broadcast):
             raise WeightsError(f"{self.endpoint} answered GetBroadcast with {type(reply).__name__}")
+        if not (reply.group.timeout_s > 0 and reply.group.chunk_bytes > 0):
+            raise WeightsError(f"{self.endpoint} opened a group that nobody can join: {reply.group}")
         return reply.group
 
     def _ask(self, make: Callable[[int], ClientMessage]) -> "tuple[object, list[memoryview]]":
         self._rules.check()
-        remaining_s = max(0.1, self._rules.deadline - time.monotonic())
-        reply, frames = self._link.ask(make, min(self._rules.settings.lost_timeout_s, remaining_s))
+        reply, frames = self._link.ask(make, min(self._rules.settings.lost_timeout_s, self._rules.remaining_s))
         if isinstance(reply, Failure):
             raise RequestFailed(reply.reason)
         return reply, frames
@@ -200,7 +206,8 @@ def _chunks(rank: _Rank, version: int, num_bytes: int, rules: _Rules) -> Iterato
     """What a rank holds, in order."""
     settings = rules.settings
     if num_bytes and settings.join is not None:
-        yield from settings.join(rank.broadcast(version), num_bytes, settings.lost_timeout_s)
+        group = rank.broadcast(version)
+        yield from settings.join(group, num_bytes, min(group.timeout_s, rules.remaining_s))
         return
     for start in range(0, num_bytes, settings.chunk_bytes):
         yield rank.read(version, start, min(settings.chunk_bytes, num_bytes - start))

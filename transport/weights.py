@@ -102,7 +102,8 @@ class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     chunk_bytes: int
     """Size of each broadcast but the last, as uint8."""
     timeout_s: float
-    """How long the root waits for the engine, in each step."""
+    """How long either side waits for the other, in each step: to join, and to pass on a chunk. The engine waits less
+    when its own transfer must end sooner."""
 
 
 def hash_bytes(data: bytes | memoryview) -> str:

@@ -24,7 +24,7 @@ from transport.security import CurveKeys, make_keys
 from transport.weight_client import FetchedWeights, FetchSettings, fetch_weights
 from transport.weight_server import WeightServer, answer, refusal
 from transport.weight_store import WeightStore
-from transport.weights import WeightOffer, WeightRange, check_offer
+from transport.weights import BroadcastGroup, WeightOffer, WeightRange, check_offer
 
 PATIENT = FetchSettings(chunk_bytes=1000, timeout_s=60, lost_timeout_s=60, peer_timeout_s=10)
 QUICK = FetchSettings(chunk_bytes=1000, timeout_s=60, lost_timeout_s=2, peer_timeout_s=1)
@@ -372,3 +372,33 @@ def test_offer_of_something_else_or_too_much_is_refused() -> None:
 def test_location_names_channel_and_address(location: str, expected: tuple[Channel, str]) -> None:
     assert parse_location(location) == expected
     assert location_of(*expected) == location
+
+
+def join_of(group: BroadcastGroup) -> list[float]:
+    """The seconds that a transfer of up to 60 s grants each step of a group that the server opened."""
+    granted: list[float] = []
+
+    def join(group: BroadcastGroup, num_bytes: int, timeout_s: float) -> Iterator[np.ndarray]:  # type: ignore[type-arg]
+        granted.append(timeout_s)
+        yield np.zeros(num_bytes, np.uint8)
+
+    with WeightRanks(1, open_group=lambda data: group, peer_timeout_s=10) as ranks:
+        ranks.put({"a": np.zeros(3, np.float32)}, 1)
+        fetch(ranks.endpoints[0], settings=dataclasses.replace(PATIENT, join=join))
+    return granted
+
+
+@pytest.mark.parametrize(("offered", "least", "most"), [(25.0, 25.0, 25.0), (1e9, 1.0, 60.0)])
+def test_broadcast_has_the_time_that_the_trainer_grants_within_the_engines_own(
+    offered: float, least: float, most: float
+) -> None:
+    group = BroadcastGroup(host="127.0.0.1", port=1, backend="gloo", chunk_bytes=64, timeout_s=offered)
+    (granted,) = join_of(group)
+    assert least <= granted <= most
+
+
+@pytest.mark.parametrize("change", [{"timeout_s": float("nan")}, {"timeout_s": -1.0}, {"chunk_bytes": 0}])
+def test_group_that_nobody_can_join_is_an_error(change: dict[str, float]) -> None:
+    group = BroadcastGroup(host="127.0.0.1", port=1, backend="gloo", chunk_bytes=64, timeout_s=1.0)
+    with pytest.raises(WeightsError, match="nobody can join"):
+        join_of(msgspec.structs.replace(group, **change))
