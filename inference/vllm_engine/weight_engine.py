@@ -61,14 +61,11 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         self._intake = WeightIntake(settings.run_id, fetch_settings(settings.weights_config), device)
 
     def stage(self, location: str, version: int) -> None:
-        """Begin to fetch and check a publish; `staging` says how it went."""
+        """Begin to fetch and check a publish; `staging` says how it went. Returns at once: decoding goes on."""
         self._given_up.set()
-        if self._reader is not None:
-            self._reader.join()  # of an update that was given up
-        self._staged, self._refused = None, ""
-        self._given_up = threading.Event()
+        before, self._given_up = self._reader, threading.Event()
         self._reader = threading.Thread(
-            target=self._receive, args=(location, version, self._given_up), name="stage weights", daemon=True
+            target=self._receive, args=(location, version, self._given_up, before), name="stage weights", daemon=True
         )
         self._reader.start()
 
@@ -106,7 +103,10 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
     def shutdown(self) -> None:
         """Nothing to release."""
 
-    def _receive(self, location: str, version: int, given_up: threading.Event) -> None:
+    def _receive(self, location: str, version: int, given_up: threading.Event, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # of an update that was given up: memory holds one publish at a time
+        self._staged, self._refused = None, ""
         try:
             weights = self._intake.receive(location, version, given_up)
             self._check_fits(weights)

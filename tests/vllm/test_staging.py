@@ -1,10 +1,20 @@
-"""How long the engine waits for its workers to read a publish."""
+"""Workers read a publish beside their decoding: how long the engine waits for it, and what a second one does."""
+
+import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from inference.config import InferenceConfig
 from inference.engine import EngineLimits
 from inference.errors import WeightsRefused
+from inference.torch_engine.weights import VerifiedWeights
+from inference.vllm_engine.command import vllm_environment
 from inference.vllm_engine.engine import VllmEngine
+from inference.vllm_engine.settings import VARIABLE
+from inference.vllm_engine.weight_engine import PublishedWeightEngine
+from tests.conftest import Poll
 from transport.generation import ServedWeights
 
 
@@ -24,3 +34,40 @@ async def test_publish_that_is_not_read_in_time_is_refused_and_the_engine_lives_
     with pytest.raises(WeightsRefused, match=r"version 3 was not read within 0\.05 s"):
         await engine.apply_weights("/nowhere/manifest.json", 3)
     assert (engine.served, engine.is_alive, engine.stats.swapping) == (start, True, False)
+
+
+class SlowIntake:
+    """Reads version 1 until it is told to end, and then takes its time; any other version is refused at once."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.given_up: threading.Event | None = None
+
+    def receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
+        if version == 1:
+            self.given_up = given_up
+            self.may_end.wait(60)
+            return VerifiedWeights(1, "late", {})
+        assert self.may_end.is_set(), "two publishes in memory at a time"
+        raise WeightsRefused(f"version {version} is broken")
+
+
+def test_worker_does_not_wait_for_a_transfer_that_was_given_up(
+    monkeypatch: pytest.MonkeyPatch, eventually: Poll
+) -> None:
+    """It would not decode meanwhile."""
+    config = InferenceConfig.model_validate({"model": {"path": "models/tiny"}, "engine": "vllm"})
+    monkeypatch.setenv(VARIABLE, vllm_environment(config, {})[VARIABLE])
+    vllm_config = SimpleNamespace(parallel_config=None, model_config=None)
+    engine = PublishedWeightEngine(None, vllm_config, torch.device("cpu"), torch.nn.Module())
+    intake = SlowIntake()
+    engine._intake = intake  # type: ignore[assignment]
+    engine.stage("slow", 1)
+    eventually(lambda: intake.given_up is not None, within_s=60)
+    engine.stage("broken", 2)
+    assert intake.given_up is not None
+    assert intake.given_up.is_set()
+    assert engine.staging() is None
+    intake.may_end.set()
+    eventually(lambda: engine.staging() is not None, within_s=60)
+    assert engine.staging() == "version 2 is broken", "what came too late is not staged"
