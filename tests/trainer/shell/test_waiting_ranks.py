@@ -16,7 +16,7 @@ from tests.trainer.shell.stand_in import stand_in
 from tests.trainer.shell.waiting import AWAY_S, NUM_STEPS
 
 pytestmark = pytest.mark.integration
-STARTUP_S = 120.0
+PATIENCE_S = 240.0
 ROOT = Path(__file__).parents[3]
 
 
@@ -64,7 +64,7 @@ def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_d
             if following is not None:
                 one_has_it(process, ranks_dir, following, eventually)
             else:
-                finish(process, within_s=STARTUP_S)
+                finish(process, within_s=PATIENCE_S)
                 assert server.progress == (NUM_STEPS, NUM_STEPS)
     for rank in range(2):
         told = [f"{step}: {make_sample(RUN_ID, step, rank).trajectory_id}" for step in range(1, NUM_STEPS + 1)]
@@ -74,5 +74,5 @@ def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_d
 def one_has_it(process: "subprocess.Popen[str]", folder: Path, call: str, eventually) -> None:
     """Wait until one rank has its answer to `call`, if it needs one, and the other is late with asking."""
     wanted = [folder / f"{call}.late", *([] if call == "published" else [folder / f"{call}.answered"])]
-    eventually(lambda: process.poll() is not None or all(path.exists() for path in wanted), within_s=STARTUP_S)
+    eventually(lambda: process.poll() is not None or all(path.exists() for path in wanted), within_s=PATIENCE_S)
     assert process.poll() is None, process.communicate()[0]

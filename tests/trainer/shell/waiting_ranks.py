@@ -6,6 +6,7 @@ A rank that is late writes `<folder>/<call>.late` and asks only when `<folder>/<
 `<folder>/<call>.answered` when it has its answer.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -136,8 +137,15 @@ def save_and_resume_slowly(ranks: Ranks, root: Path) -> None:
     assert checkpoints.resume(model, optimizer).step == 3
 
 
+def join_when_both_are_here(folder: Path) -> Ranks:
+    """Importing torch may take one of them much longer on a busy machine."""
+    (folder / f"here.{os.environ['RANK']}").touch()
+    until(lambda: all((folder / f"here.{rank}").exists() for rank in range(2)))
+    return join("cpu", TIMEOUT_S)
+
+
 def main(folder: Path, endpoint: str) -> None:
-    ranks = join("cpu", TIMEOUT_S)
+    ranks = join_when_both_are_here(folder)
     health = Health("trainer", 900)
     config = OrchestratorLinkConfig(endpoint=endpoint, connect_timeout_s=DEADLINE_S, lost_timeout_s=DEADLINE_S)
     link = OrchestratorLink(config, RUN_ID, ranks, last_committed=0, health=health, stop_requested=lambda: False)
