@@ -15,6 +15,8 @@ from tests.faults.exactly_once.signs import SIGNS
 
 TIMEOUT_S = 600.0
 """Seconds that one run may take, however often it is killed."""
+REFERENCE = "reference"
+"""Name of the run without a kill."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Campaign:
 
     def reference(self) -> Reference:
         """A run without a kill."""
-        run = replace(self.run, name="reference", keep=self.run.max_steps)
+        run = replace(self.run, name=REFERENCE, keep=self.run.max_steps)
         self._finish(run, NO_KILLS)
         return Reference(run.path)
 

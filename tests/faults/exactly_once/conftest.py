@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.campaign import Campaign, Reference, make_model
+from tests.faults.exactly_once.campaign import REFERENCE, Campaign, Reference
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.nursery import Nursery
+from tests.once import Once
 
 
 @pytest.fixture(scope="session")
-def fixed_run(tmp_path_factory: pytest.TempPathFactory) -> FixedRun:
+def fixed_run(tmp_path_factory: pytest.TempPathFactory, random_model: Path) -> FixedRun:
     """What all runs of this folder have in common."""
-    folder: Path = tmp_path_factory.mktemp("exactly-once")
-    return FixedRun(folder / "runs", "run", make_model(folder / "model"))
+    return FixedRun(tmp_path_factory.mktemp("exactly-once") / "runs", "run", random_model)
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def campaign(fixed_run: FixedRun, nurseries: dict[str, Nursery], tmp_path: Path)
 
 
 @pytest.fixture(scope="session")
-def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery]) -> Reference:
+def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery], once: Once) -> Reference:
     """How a run goes that nobody disturbs."""
-    return Campaign(fixed_run, nurseries).reference()
+    folder = once("exactly-once", lambda folder: Campaign(fixed_run.below(folder), nurseries).reference())
+    return Reference(folder / REFERENCE)
