@@ -23,6 +23,8 @@ from tests.inference.tiny import make_model, save_model
 
 MAX_RSS_GROWTH = 0.1
 SAMPLE_S = 1.0
+FULL_TIMES, FULL_MINUTES = 20, 10.0
+"""A shorter run is recorded beside the full one, in section `liveness_short`."""
 
 Fault = Callable[[LiveRun], AbstractContextManager[None]]
 
@@ -86,8 +88,8 @@ def freeze_long(run: LiveRun, minutes: float) -> Figures:
 def main() -> None:
     """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--frozen-minutes", type=float, default=10.0)
+    parser.add_argument("--times", type=int, default=FULL_TIMES)
+    parser.add_argument("--frozen-minutes", type=float, default=FULL_MINUTES)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="liveness-") as name:
         model = save_model(Path(name) / "model", make_model())
@@ -105,7 +107,8 @@ def main() -> None:
             steps = run.steps()
     assert steps == list(range(1, len(steps) + 1)), "a step was lost or trained twice"
     print(found)
-    record("liveness", {**found, "steps": len(steps)})
+    is_full = arguments.times >= FULL_TIMES and arguments.frozen_minutes >= FULL_MINUTES
+    record("liveness" if is_full else "liveness_short", {**found, "steps": len(steps)})
 
 
 if __name__ == "__main__":
