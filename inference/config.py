@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
 from transport.exposure import is_local
+from transport.netloc import netloc
 
 
 class ModelConfig(Config):
@@ -37,7 +38,7 @@ class ServerConfig(Config):
     @property
     def is_exposed(self) -> bool:
         """Whether other machines can reach the server."""
-        return not is_local(f"http://{self.host}:{self.port}")
+        return not is_local(f"http://{netloc(self.host, self.port)}")
 
 
 class TorchEngineConfig(Config):

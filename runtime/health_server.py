@@ -18,6 +18,7 @@ from runtime.errors import UserError
 from runtime.health import Health, Status
 from runtime.health_gauges import HealthGauges
 from transport.exposure import is_local, reachable
+from transport.netloc import family_of, netloc
 
 Request = socket.socket | tuple[bytes, socket.socket]
 
@@ -41,18 +42,18 @@ class HealthServer:
             self._server = _Server((host, port), _handler(health, registry))
         except OSError as error:
             raise UserError(
-                f"cannot bind health endpoint {host}:{port}: {error.strerror}; set --health.port"
+                f"cannot bind health endpoint {netloc(host, port)}: {error.strerror}; set --health.port"
             ) from error
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
         self._thread.start()
-        if not is_local(f"http://{host}:{port}"):
-            logger.warning("/health and /metrics on {}:{} can be read from other machines", host, self.port)
+        if not is_local(f"http://{netloc(host, port)}"):
+            logger.warning("/health and /metrics on {} can be read from other machines", netloc(host, self.port))
 
     @property
     def url(self) -> str:
         """Full URL of `/health`. A wildcard address is reached through loopback."""
-        return reachable(f"http://{self.host}:{self.port}") + "/health"
+        return reachable(f"http://{netloc(self.host, self.port)}") + "/health"
 
     def close(self) -> None:
         """Stop answering and free the port. Idempotent."""
@@ -70,6 +71,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[Request, None] = {}  # in the order they came
         self._guard = threading.Lock()
+        self.address_family = family_of(address[0])
         super().__init__(address, handler)
 
     def process_request(self, request: Request, client_address: object) -> None:

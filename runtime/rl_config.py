@@ -19,6 +19,7 @@ from runtime.config_tree import Tree, get_value, merge, set_value
 from runtime.run_dir import RunDir
 from runtime.services import ServiceSpec
 from transport.exposure import reachable
+from transport.netloc import netloc
 
 SHARED_KEYS = ("run", "log", "metrics", "stall_timeout_s", "model", "max_steps", "seed", "admin_token_file")
 
@@ -36,7 +37,7 @@ LINKS = (
     Link(
         "orchestrator.engines.urls",
         ("inference.server.host", "inference.server.port"),
-        lambda host, port: [reachable(f"http://{host}:{port}")],
+        lambda host, port: [reachable(f"http://{netloc(host, port)}")],
     ),
     Link("orchestrator.engines.start_timeout_s", ("start_timeout_s",), lambda seconds: seconds),
     Link("trainer.orchestrator.endpoint", ("orchestrator.server.endpoint",), reachable),

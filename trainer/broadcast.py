@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from transport.errors import WeightsError
 from transport.exposure import is_wildcard
+from transport.netloc import family_of, netloc
 from transport.weights import BroadcastGroup
 
 CHUNK_BYTES = 64 << 20
@@ -38,7 +39,8 @@ class Broadcaster:
 
     def __init__(self, host: str, advertised_host: str | None, device: torch.device, timeout_s: float) -> None:
         self._host = host
-        self._advertised = advertised_host or (socket.getfqdn() if is_wildcard(f"tcp://{host}:0") else host)
+        self._is_wildcard = is_wildcard(f"tcp://{netloc(host, 0)}")
+        self._advertised = advertised_host or (socket.getfqdn() if self._is_wildcard else host)
         self._device = device
         self._timeout_s = timeout_s
         self._threads: list[threading.Thread] = []
@@ -49,7 +51,9 @@ class Broadcaster:
         if len(self._threads) >= MAX_GROUPS:
             raise WeightsError(f"{MAX_GROUPS} broadcasts are under way already: ask again later")
         try:
-            listener = socket.create_server((self._host, 0))  # torch's own would listen on every address
+            listener = socket.create_server(
+                (self._host, 0), family=family_of(self._host)
+            )  # torch's own would listen on every address
         except OSError as error:
             raise WeightsError(f"cannot listen on {self._host} for a broadcast: {error}") from error
         port = int(listener.getsockname()[1])
@@ -88,7 +92,7 @@ class Broadcaster:
         )
         if self._device.type == "cpu":
             gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            name = socket.gethostname() if is_wildcard(f"tcp://{self._host}:0") else self._host
+            name = socket.gethostname() if self._is_wildcard else self._host
             gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=name)]
             gloo._timeout = timeout
             return cast(Group, dist.ProcessGroupGloo(store, 0, 2, gloo))

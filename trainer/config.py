@@ -10,6 +10,7 @@ from runtime.config import Config, HealthConfig, ServiceConfig
 from trainer.critic.config import CriticConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
 from transport.exposure import is_local
+from transport.netloc import netloc
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -129,7 +130,7 @@ class WeightsConfig(Config):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> "WeightsConfig":
-        if self.channel == "filesystem" or self.insecure or is_local(f"tcp://{self.host}:{self.port}"):
+        if self.channel == "filesystem" or self.insecure or is_local(f"tcp://{netloc(self.host, self.port)}"):
             return self
         if self.channel == "collective":
             raise ValueError(

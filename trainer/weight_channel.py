@@ -13,6 +13,7 @@ from trainer.zmq_publish import ZmqPublisher
 from transport.errors import BindError, SecurityError
 from transport.exposure import is_wildcard
 from transport.location import Channel
+from transport.netloc import netloc
 from transport.security import CurveKeys
 from transport.weight_server import WeightServer
 from transport.weight_store import WeightStore
@@ -34,7 +35,7 @@ def _open_served(config: WeightsConfig, run_id: str, ranks: Ranks, adapter: Adap
     broadcaster = Broadcaster(config.host, config.advertised_host, ranks.device, config.broadcast_timeout_s)
     try:
         keys = None if config.keys_dir is None else CurveKeys.for_server(config.keys_dir)
-        endpoint = f"tcp://{config.host}:{port}"
+        endpoint = f"tcp://{netloc(config.host, port)}"
         server = WeightServer(
             endpoint,
             run_id,
@@ -55,5 +56,5 @@ def advertised(endpoint: str, host: str | None) -> str:
     """`endpoint` as engines should spell it."""
     port = endpoint.rpartition(":")[2]
     if host is not None:
-        return f"tcp://{host}:{port}"
+        return f"tcp://{netloc(host, port)}"
     return f"tcp://{socket.getfqdn()}:{port}" if is_wildcard(endpoint) else endpoint

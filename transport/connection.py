@@ -15,7 +15,7 @@ from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import ServerMessage
 from transport.security import CurveKeys
-from transport.sockets import HANDSHAKE_FAILURES, dealer
+from transport.sockets import HANDSHAKE_FAILURES, allow_ipv6, dealer
 
 _MECHANISM_MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
@@ -39,6 +39,7 @@ class Connection:
         self._monitor = self._socket.get_monitor_socket(HANDSHAKE_FAILURES | zmq.EVENT_DISCONNECTED)
         self._poller = zmq.Poller()
         self._poller.register(self._monitor, zmq.POLLIN)
+        allow_ipv6(self._socket, endpoint)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -2,6 +2,8 @@
 
 import ipaddress
 
+from transport.netloc import netloc
+
 _LOCAL_SCHEMES = ("ipc", "inproc")
 _WILDCARDS = ("*", "0.0.0.0", "[::]", "::", "")
 
@@ -29,5 +31,8 @@ def is_wildcard(endpoint: str) -> bool:
 
 def reachable(endpoint: str) -> str:
     """`endpoint` as a client on the same machine uses it: a wildcard is reached through loopback."""
+    if not is_wildcard(endpoint):
+        return endpoint
     scheme, _, rest = endpoint.partition("://")
-    return f"{scheme}://127.0.0.1:{rest.rpartition(':')[2]}" if is_wildcard(endpoint) else endpoint
+    host, _, port = rest.rpartition(":")
+    return f"{scheme}://{netloc('::1' if '::' in host else '127.0.0.1', port)}"

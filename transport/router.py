@@ -16,7 +16,7 @@ from transport.manifest import SCHEMA_VERSION
 from transport.messages import ClientMessage, Refusal, ServerMessage
 from transport.rejections import Reason, Rejections
 from transport.security import CurveKeys
-from transport.sockets import router
+from transport.sockets import allow_ipv6, router
 from transport.tensor import Buffer
 
 _UNKNOWN_ADDRESS = "an unknown address"
@@ -47,6 +47,7 @@ class Router:
     def bind(self, endpoint: str) -> str:
         """Bind and return the address really bound (port 0 means any). `BindError` if it is taken."""
         wildcard = endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint
+        allow_ipv6(self._socket, endpoint)
         try:
             self._socket.bind(wildcard)
         except zmq.ZMQError as error:

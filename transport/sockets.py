@@ -52,6 +52,11 @@ def dealer(
     return socket
 
 
+def allow_ipv6(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str) -> None:
+    """Before binding or connecting. Not for names: libzmq would prefer their IPv6 address to the one that is bound."""
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+
+
 def _limit(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", max_bytes: int, limits: Limits, timeout_s: float) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes + _CURVE_OVERHEAD_BYTES)

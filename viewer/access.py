@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from transport.exposure import is_local
+from transport.netloc import netloc
 
 COOKIE = "tandem_view"
 POLICY = (
@@ -52,7 +53,7 @@ def guard(token: str | None) -> Middleware:
 
 def _names_this_machine(host: str) -> bool:
     name = urlsplit(f"//{host}").hostname or ""
-    return is_local(f"http://[{name}]:0" if ":" in name else f"http://{name}:0")
+    return is_local(f"http://{netloc(name, 0)}")
 
 
 def _bears(request: web.Request, token: str) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from runtime.secret_file import read_or_make_secret
-from transport.exposure import is_local
+from transport.exposure import is_local, reachable
+from transport.netloc import netloc
 from viewer.errors import ViewerError, reading
 from viewer.run import Run
 from viewer.run_index import cache_folder
@@ -109,7 +110,7 @@ def _token(host: str, file: Path | None) -> str | None:
     """The token that visitors need; `None` on a loopback address without one. Raises `UserError`."""
     if file is not None:
         return read_or_make_secret(file, "--token-file")
-    if not is_local(f"http://{host}:0"):
+    if not is_local(f"http://{netloc(host, 0)}"):
         raise ViewerError(f"{host} is reachable from other machines: name a --token-file (it is made if missing)")
     return None
 
@@ -122,11 +123,11 @@ async def _serve(runs: Sequence[Run], host: str, port: int, token: str | None) -
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
     def ready(bound: int) -> None:
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        print(f"http://{shown}:{bound}/" + (f"?token={token}" if token else ""), "  (Ctrl-C ends it)")
+        url = reachable(f"http://{netloc(host, bound)}")
+        print(f"{url}/" + (f"?token={token}" if token else ""), "  (Ctrl-C ends it)")
         sys.stdout.flush()
 
     try:
         await serve(make_app(runs, token), host, port, ready, stop)
     except OSError as error:
-        raise ViewerError(f"cannot serve on {host}:{port}: {error.strerror}; choose another --port") from error
+        raise ViewerError(f"cannot serve on {netloc(host, port)}: {error.strerror}; choose another --port") from error

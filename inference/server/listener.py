@@ -7,6 +7,8 @@ from aiohttp import web
 
 from runtime.errors import UserError
 from runtime.http_log import http_logger
+from transport.exposure import reachable
+from transport.netloc import netloc
 
 
 class HttpListener:
@@ -25,8 +27,7 @@ class HttpListener:
     @property
     def url(self) -> str:
         """Base URL. A wildcard address is reached through loopback."""
-        host = "127.0.0.1" if self._host in ("0.0.0.0", "::", "") else self._host
-        return f"http://{host}:{self._port}"
+        return reachable(f"http://{netloc(self._host, self._port)}")
 
     async def __aenter__(self) -> "HttpListener":
         await self._runner.setup()
@@ -35,7 +36,7 @@ class HttpListener:
         except OSError as error:
             await self._runner.cleanup()
             reason = os.strerror(error.errno) if error.errno else str(error)
-            raise UserError(f"cannot bind {self._host}:{self._port}: {reason}; set --server.port") from error
+            raise UserError(f"cannot bind {netloc(self._host, self._port)}: {reason}; set --server.port") from error
         self._port = self._runner.addresses[0][1]
         return self
 

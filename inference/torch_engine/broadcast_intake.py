@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from transport.errors import WeightsError
+from transport.netloc import netloc
 from transport.weight_client import Bytes
 from transport.weights import BroadcastGroup
 
@@ -39,7 +40,7 @@ def join_broadcast(group: BroadcastGroup, num_bytes: int, timeout_s: float, *, d
             yield chunk.cpu().numpy()
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise WeightsError(f"the broadcast from {group.host}:{group.port} failed: {reason}") from error
+        raise WeightsError(f"the broadcast from {netloc(group.host, group.port)} failed: {reason}") from error
 
 
 def _join(group: BroadcastGroup, timeout: timedelta, device: torch.device) -> Group:

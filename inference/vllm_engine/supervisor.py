@@ -31,6 +31,7 @@ from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
 from transport.exposure import reachable
+from transport.netloc import family_of, netloc
 
 SERVICE = "inference"
 START_POLL_S = 0.2
@@ -81,7 +82,7 @@ class VllmSupervisor:
 
     def _live(self, port: int) -> bool:
         """One life of the server: True if it ended because that was asked for."""
-        url = reachable(f"http://{self._config.server.host}:{port}")
+        url = reachable(f"http://{netloc(self._config.server.host, port)}")
         with VllmServer(self._command(self._config, port), self._environment, self._log, url) as server:
             try:
                 if self._started(server):
@@ -151,13 +152,12 @@ def reserve(host: str, port: int) -> socket.socket:
 
     Raises `UserError` when somebody listens there.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved = socket.socket(family_of(host), socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         reserved.bind((host, port))
     except OSError as error:
         reserved.close()
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise UserError(f"cannot bind {host}:{port}: {reason}; set --server.port") from error
+        raise UserError(f"cannot bind {netloc(host, port)}: {reason}; set --server.port") from error
     return reserved

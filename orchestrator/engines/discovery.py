@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.engines.protocol import EngineError
+from transport.netloc import netloc
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port to IP addresses. Raises `OSError` if the name cannot be resolved."""
@@ -36,8 +37,4 @@ async def _expand_one(url: str, resolve: Resolve) -> list[str]:
         raise EngineError(f"{host} cannot be resolved: {error}") from error
     if not addresses:
         raise EngineError(f"{host} has no address")
-    return [urlunsplit(parts._replace(netloc=_netloc(address, port))).rstrip("/") for address in sorted(addresses)]
-
-
-def _netloc(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return [urlunsplit(parts._replace(netloc=netloc(address, port))).rstrip("/") for address in sorted(addresses)]

@@ -99,6 +99,7 @@ def test_shared_keys_flow_into_services(rl_toml: Path, key: str, expected: objec
     ("flags", "key", "expected"),
     [
         (["--inference.server.port", "8123"], "orchestrator.engines.urls", ("http://127.0.0.1:8123",)),
+        (["--inference.server.host", "::1"], "orchestrator.engines.urls", ("http://[::1]:8000",)),
         (["--orchestrator.engines.urls", "http://gpu:1"], "orchestrator.engines.urls", ("http://gpu:1",)),
         (["--orchestrator.server.endpoint", "tcp://127.0.0.1:5"], "trainer.orchestrator.endpoint", "tcp://127.0.0.1:5"),
         (["--trainer.orchestrator.endpoint", "tcp://h:6"], "trainer.orchestrator.endpoint", "tcp://h:6"),

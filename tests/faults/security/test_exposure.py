@@ -64,7 +64,9 @@ def test_defaults_bind_loopback_only() -> None:
     [
         ("tcp://*:5", "tcp://127.0.0.1:5"),
         ("tcp://0.0.0.0:5", "tcp://127.0.0.1:5"),
-        ("http://:::5", "http://127.0.0.1:5"),
+        ("http://:::5", "http://[::1]:5"),
+        ("http://[::]:5", "http://[::1]:5"),
+        ("http://[::1]:5", "http://[::1]:5"),
         ("tcp://10.0.0.3:5", "tcp://10.0.0.3:5"),
         ("ipc:///tmp/socket", "ipc:///tmp/socket"),
     ],

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from inference.torch_engine.broadcast_intake import join_broadcast, own_address
+from tests.ipv6 import needs_ipv6
 from trainer import broadcast
 from trainer.broadcast import Broadcaster
 from transport.errors import WeightsError
@@ -50,6 +51,12 @@ def test_bytes_arrive_in_chunks_for_each_engine_in_a_group_of_its_own(monkeypatc
     first, second = broadcaster.open(memoryview(DATA)), broadcaster.open(memoryview(DATA))
     assert (first.host, first.backend, first.port != second.port) == ("127.0.0.1", "gloo", True)
     assert received(second) == received(first) == bytes(DATA)
+
+
+@needs_ipv6
+def test_bytes_arrive_over_ipv6() -> None:
+    group = Broadcaster("::1", None, CPU, DEADLINE_S).open(memoryview(DATA))
+    assert (group.host, received(group)) == ("::1", bytes(DATA))
 
 
 def test_engine_that_does_not_come_ends_its_group_and_no_other() -> None:
