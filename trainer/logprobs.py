@@ -79,7 +79,6 @@ class _TiledHead(torch.autograd.Function):
         for tokens, vocabulary in tiles:
             log_probabilities = tiles.logits(tokens, vocabulary).sub_(normalisers[tokens, None])
             grad = slopes.logits_grad(log_probabilities, tokens, vocabulary.start, labels[tokens], tiles.scratch)
-            grad = grad.to(head.dtype)
             _add_product(hidden_grad[tokens], grad, head[vocabulary])
             if head_grad is not None:
                 _add_product(head_grad[vocabulary], grad.T, hidden[tokens])
@@ -105,10 +104,10 @@ class _Tiles:
         """float32 logits of a tile at their temperatures, valid until the next call."""
         hidden, head = self._hidden[tokens], self._head[vocabulary]
         logits = self._buffer[: len(hidden) * len(head)].view(len(hidden), len(head))
-        if hidden.dtype == torch.float32:
-            torch.mm(hidden, head.T, out=logits)
+        if _multiplies_halves(head):
+            torch.mm(hidden, head.T, out_dtype=torch.float32, out=logits)
         else:
-            logits.copy_(hidden @ head.T)
+            torch.mm(hidden.float(), head.T.float(), out=logits)
         return logits.div_(self._temperatures[tokens])
 
     def scratch(self, like: Tensor) -> Tensor:
@@ -190,7 +189,15 @@ class _Slopes(NamedTuple):
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """`total += left @ right`, in float32 whatever the factors are."""
-    if left.dtype == torch.float32:
-        total.addmm_(left, right)
+    if _multiplies_halves(right):
+        total.add_(torch.mm(left.to(right.dtype), right, out_dtype=torch.float32))
     else:
-        total.add_(left @ right)
+        total.addmm_(left.float(), right.float())
+
+
+def _multiplies_halves(factor: Tensor) -> bool:
+    """Whether this device sums products of half-precision factors in float32, and gives the sum as it is.
+
+    Elsewhere the factors are widened first: a logit that is rounded to bfloat16 is wrong by up to 0.4 %.
+    """
+    return factor.is_cuda and factor.dtype != torch.float32

@@ -112,9 +112,10 @@ def _work(me: Rank) -> None:
             key = part_name(name, mini_batch)
             results[key] = _record(policy, scenario, key, me, mini_batch)
     half = load_policy(config.model_copy(update={"dtype": "bfloat16"}), CPU)
-    results["bfloat16"] = _record(
-        shard_policy(half, mesh, reshard_after_forward=False), SCENARIOS["packed"], "bfloat16", me
-    )
+    head = half.causal_lm.get_output_embeddings().weight.detach().bfloat16()
+    shard_policy(half, mesh, reshard_after_forward=False)
+    results["bfloat16"] = _record(half, SCENARIOS["packed"], "bfloat16", me)
+    results["bfloat16 head"] = _head_error(half, head, me)
     lean = load_policy(config.model_copy(update={"activation_checkpointing": True}), CPU)
     results["checkpointed"] = _record(
         shard_policy(lean, mesh, reshard_after_forward=True), SCENARIOS["packed"], "checkpointed", me
@@ -136,6 +137,19 @@ def _record(policy: Policy, scenario: Scenario, name: str, me: Rank, mini_batch:
     if me.rank == 0:
         save_file(recorder.gradients, me.out / f"{name}.safetensors")
     return {"loss": report.loss, "metrics": report.metrics}
+
+
+def _head_error(policy: Policy, head: Tensor, me: Rank) -> float:
+    """Largest difference of a log probability from the one that the states of `policy` have in double precision."""
+    batch = micro_batches_of(SCENARIOS["packed"], me.rank, me.world_size)[0]
+    with torch.no_grad():
+        scores = policy(batch)
+    tokens = batch.loss_tokens
+    assert scores.states is not None
+    assert scores.states.dtype == head.dtype
+    logits = scores.states.double() @ head.double().T / tokens.temperatures.double()[:, None]
+    exact = logits.log_softmax(-1).gather(-1, tokens.labels[:, None])[:, 0]
+    return float((scores.logprobs - exact).abs().max())
 
 
 def _record_critic(policy: Policy, name: str, case: CriticCase, me: Rank, mesh: DeviceMesh) -> dict[str, object]:

@@ -90,6 +90,13 @@ def test_bfloat16_ranks_reduce_in_float32_and_come_near_the_reference(
 
 
 @pytest.mark.integration
+def test_head_of_bfloat16_ranks_does_not_round_logits(rank_run: RankRun) -> None:
+    """Unsharded it does not, either: the engines' log probabilities would differ from a rank's otherwise."""
+    errors = [rank_run.results(rank)["bfloat16 head"] for rank in range(rank_run.world_size)]
+    assert max(errors) < 1e-4
+
+
+@pytest.mark.integration
 def test_ranks_with_checkpointed_activations_have_the_gradient_of_the_reference(
     rank_run: RankRun, references: References
 ) -> None:

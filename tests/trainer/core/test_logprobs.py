@@ -73,14 +73,20 @@ def test_a_frozen_head_gets_no_gradient() -> None:
     assert head.grad is None
 
 
-def test_half_precision_inputs_give_float32_scores_and_half_precision_gradients() -> None:
+@each_tile
+def test_half_precision_inputs_give_exact_scores_and_half_precision_gradients(tile: tuple[int, int]) -> None:
     hidden, head, labels, temperatures = inputs(torch.bfloat16)
-    scores = token_scores(hidden, head, labels, temperatures)
-    scores.logprobs.sum().backward()
+    scores, expected = token_scores(hidden, head, labels, temperatures, TileSize(*tile)), naive(*inputs(torch.bfloat16))
     assert scores.logprobs.dtype == scores.entropies.dtype == torch.float32
-    assert hidden.grad is not None
-    assert hidden.grad.dtype == torch.bfloat16
-    torch.testing.assert_close(scores.logprobs.double(), naive(*inputs()).logprobs, rtol=0, atol=0.3)
+    torch.testing.assert_close(scores.logprobs.double(), expected.logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.entropies.double(), expected.entropies, rtol=1e-5, atol=1e-5)
+    ours = torch.autograd.grad(scores.logprobs.sum(), (hidden, head))
+    theirs = torch.autograd.grad(
+        naive(hidden.double(), head.double(), labels, temperatures).logprobs.sum(), (hidden, head)
+    )
+    for mine, exact in zip(ours, theirs, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert (mine.double() - exact.double()).norm() <= 0.003 * exact.double().norm()
 
 
 def test_no_tensor_of_all_logits_is_saved_or_made() -> None:
