@@ -5,6 +5,7 @@ forget to rescale. Dividing by 1 alone would ask gloo for a reduction it does no
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -38,8 +39,10 @@ def shard(
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=mixed, reshard_after_forward=reshard_after_forward)
+    # What goes into the root is a micro batch: temperatures must not be rounded (0.7 would become 0.6992).
+    exact = replace(mixed, cast_forward_inputs=False)
     # The root's own weights (embedding, head) open the backward pass: freeing them first would gather them twice.
-    fully_shard(root, mesh=mesh, mp_policy=mixed, reshard_after_forward=False)
+    fully_shard(root, mesh=mesh, mp_policy=exact, reshard_after_forward=False)
     _use_sum_reduction(root)
 
 
