@@ -173,7 +173,8 @@ class TrainerProcess:
         if ranks.is_first:
             size = sum(parameter.numel() for parameter in model.parameters())
             trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-            start = f"resuming after step {progress.step}" if progress.step else "starting from the model's own weights"
+            fresh = "starting from the model's own weights: there is no checkpoint yet"
+            start = f"resuming after step {progress.step}, the newest checkpoint" if progress.step else fresh
             where = f"{ranks.world_size} rank(s) on {ranks.device.type}"
             logger.info(f"{self._config.model.path}: {size:,} parameters ({trained:,} trained), {where}, {start}")
 

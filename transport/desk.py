@@ -141,8 +141,9 @@ class Desk:
         is_new = self._peers.find(identity) is None
         peer = self._peers.welcome(identity, address, hello, time.monotonic())
         if is_new:
-            next_step = hello.last_committed + 1
-            logger.info("{} of {} is here; it continues with step {}", peer.name, peer.world_size, next_step)
+            step = hello.last_committed
+            saved = f"its newest checkpoint is of step {step}" if step else "it has no checkpoint yet"
+            logger.info("{} of {} is here; {}", peer.name, peer.world_size, saved)
         self._notify()
 
     async def _get_manifest(self, peer: Peer, ask: GetManifest) -> None:
