@@ -9,6 +9,7 @@ Two drivers, with the same result:
 """
 
 import asyncio
+import importlib
 import importlib.util
 import inspect
 import time
@@ -256,11 +257,13 @@ def load(config: EnvConfig, engine: Model, tokenizer: Tokenizer | None) -> Verif
 def _load_env(config: EnvConfig) -> tuple[vf.Env, bool]:
     module = config.id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     tried = (f"verifiers.v1.tasksets.{module}", module)
-    if "." in module or not any(importlib.util.find_spec(name) for name in tried):
+    found = None if "." in module else next((name for name in tried if importlib.util.find_spec(name)), None)
+    if found is None:
         raise UserError(
             f"env {config.id!r} does not exist: tried to import {tried[0]} and {tried[1]}; is it installed?"
         )
     try:
+        importlib.import_module(found)  # verifiers would call a module whose own import fails "not found"
         config_type = vf.env_config_type(config.id)
         scores_jointly = GROUP_SIZE_FIELD in config_type.model_fields
         return vf.load_environment(

@@ -19,6 +19,7 @@ MAY_SUBCLASS_DCP = ROOT / "trainer" / "tensor_index.py"
 MAY_IMPORT_BY_NAME = {
     "orchestrator/advantages/factory.py": "a custom advantage function, named in the user's config",
     "orchestrator/curriculum/weights.py": "a custom curriculum, named in the user's config",
+    "orchestrator/envs/verifiers_adapter.py": "an environment, named in the user's config",
     "trainer/losses/custom.py": "a custom loss, named in the user's config",
 }
 """Files that import a module whose name is data, and why that data is the user's own."""

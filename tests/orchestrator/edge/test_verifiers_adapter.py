@@ -295,6 +295,7 @@ def test_own_ids_of_the_examples_are_kept(tokenizer: Tokenizer) -> None:
         ({"id": "edge-two-turns", "driver": "direct"}, "its own Env"),
         ({"id": "edge-race", "driver": "direct"}, "its episodes are groups"),
         ({"id": "edge-broken"}, "this module is broken"),
+        ({"id": "edge-incomplete"}, "No module named .a_package_that_is_not_installed"),
     ],
 )
 def test_mistake_in_the_config_is_one_clear_line(tokenizer: Tokenizer, config: dict[str, Any], complaint: str) -> None:
