@@ -3,16 +3,18 @@
     python -m benchmarks.multimodal [--out benchmarks/results/multimodal.json]
 
 Two processes: one cuts, stores and serves batches as the orchestrator does, this one fetches, checks and merges them as
-a trainer does. Times are CPU seconds of both (the machine may be shared), kernel included. `tcp` is loopback, `ipc` a
-Unix socket; they take turns for several rounds. A stage counts with its best batch, and beside it with its median.
+a trainer does. Times are CPU seconds of both (the machine may be shared), kernel included. `file` is what `rl` does:
+the trainer reads the samples from the orchestrator's outbox. `tcp` sends them over loopback, `ipc` over a Unix socket.
+They take turns for several rounds. A stage counts with its best batch, and beside it with its median.
 
 Every time that the pixels are gone through is counted. A copy reads them in one place and writes them to another, be it
 by us or by the kernel for us; what the disk and a network card fetch for themselves is none. A read writes nothing.
 
     cut      copy: encode                                        read: hash
     store    copy: encode, from our memory to the page cache
-    serve    copy: page cache to our memory, that to the socket
+    serve    copy: page cache to our memory, that to the socket  (file: nothing)
     fetch    copy: socket to the trainer's memory                read: hash
+             (file: page cache to the trainer's memory)
     take in                                                      read: finite?
     merge    copy: into the tensor of a micro batch
 
@@ -20,7 +22,7 @@ by us or by the kernel for us; what the disk and a network card fetch for themse
 batches. `memcpy_fresh` is into memory that is kept, so that the kernel has to find pages for it. "Shipped" are the
 first four stages, samples to samples. `copy_over_memcpy` credits copies alone and charges everything else to them: the
 hashes, the file system, TCP, Python. `pass_over_memcpy` credits the reads, too. `plain_calls` is what system calls
-alone reach by the same measure (benchmarks/plain_calls.py).
+alone reach by the same measure over a socket (benchmarks/plain_calls.py).
 """
 
 import argparse
@@ -61,17 +63,17 @@ GRID = (1, 16, 14)
 NUM_TEXT_TOKENS = 72
 SAMPLE_BYTES = 224 * PATCH_NUMBERS * 4
 TOTAL_BYTES = NUM_SAMPLES * SAMPLE_BYTES
-PASSES = {
-    "cut": (1, 1),
-    "store": (2, 0),
-    "serve": (2, 0),
-    "fetch": (1, 1),
-    "take_in": (0, 1),
-    "merge": (1, 0),
-}
-"""(copies, reads) of the pixels in each stage."""
-SHIPPED = ("cut", "store", "serve", "fetch")
+STAGES = ("cut", "store", "serve", "fetch", "take_in", "merge")
+SHIPPED = STAGES[:4]
 WAIT_S = 300.0
+
+
+def passes(stage: str, way: str) -> tuple[int, int]:
+    """(copies, reads) of the pixels in `stage`, if they are shipped by `way`."""
+    served = 0 if way == "file" else 2
+    return {"cut": (1, 1), "store": (2, 0), "serve": (served, 0), "fetch": (1, 1), "take_in": (0, 1), "merge": (1, 0)}[
+        stage
+    ]
 
 
 Seconds = dict[str, list[float]]
@@ -183,7 +185,7 @@ async def serve_until_told(outbox: Outbox, endpoint: str, pipe: Connection) -> N
 # --- the trainer's process ----------------------------------------------------------------------------------------
 
 
-def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, list[float]]:
+def train(endpoint: str, outbox: Path | None, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, list[float]]:
     """(seconds of serving, of our own stages and of memcpy, wall seconds of each fetch)."""
     from trainer.images.inputs import merge_images
     from trainer.images.intake import take_in
@@ -192,7 +194,7 @@ def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, lis
     spec = ImageSpec(IMAGE_TOKEN, MERGE, PATCH_NUMBERS)
     seconds: Seconds = {stage: [] for stage in ("serve", "fetch", "take_in", "merge", "memcpy")}
     walls = []
-    with BatchClient(endpoint, RUN, peer_timeout_s=60.0) as client:
+    with BatchClient(endpoint, RUN, peer_timeout_s=60.0, outbox=outbox) as client:
         client.hello()
         for step in range(1, NUM_BATCHES + 1):
             served, marks, wall = _served_s(pipe), [time.process_time()], time.perf_counter()
@@ -219,16 +221,17 @@ def _served_s(pipe: Connection) -> float:
     return spent
 
 
-def run_both(transport: str, memcpy: Memcpy) -> tuple[Seconds, list[float], float]:
+def run_both(way: str, memcpy: Memcpy) -> tuple[Seconds, list[float], float]:
     """(seconds of all stages and of memcpy, wall seconds of each fetch, memory of the orchestrator over its data)."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as directory:
-        endpoint = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{directory}/link"
-        process = context.Process(target=orchestrate, args=(Path(directory) / "outbox", endpoint, theirs), daemon=True)
+        endpoint = f"ipc://{directory}/link" if way == "ipc" else "tcp://127.0.0.1:0"
+        outbox = Path(directory) / "outbox"
+        process = context.Process(target=orchestrate, args=(outbox, endpoint, theirs), daemon=True)
         process.start()
         try:
-            seconds, walls = train(_answer(ours), ours, memcpy)
+            seconds, walls = train(_answer(ours), outbox if way == "file" else None, ours, memcpy)
             ours.send("end")
             stored: Stored = _answer(ours)
         finally:
@@ -243,23 +246,22 @@ def _answer(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-def stage_row(stage: str, seconds: Seconds) -> dict[str, float]:
-    copies, reads = PASSES[stage]
+def stage_row(stage: str, way: str, seconds: Seconds) -> dict[str, float]:
+    copies, reads = passes(stage, way)
     best_s = min(seconds[stage])
     return {
         "cpu_s": best_s,
         "cpu_s_median": statistics.median(seconds[stage]),
         "copies": copies,
         "reads": reads,
-        "gb_s_per_pass": (copies + reads) * TOTAL_BYTES / 1e9 / best_s,
         "pass_over_memcpy": (copies + reads) * min(seconds["memcpy"]) / best_s,
     }
 
 
-def shipped_row(seconds: Seconds, fresh_s: float) -> dict[str, float]:
+def shipped_row(way: str, seconds: Seconds, fresh_s: float) -> dict[str, float]:
     """All four stages together."""
     best_s, median_s = (sum(kind(seconds[stage]) for stage in SHIPPED) for kind in (min, statistics.median))
-    copies, reads = (sum(PASSES[stage][kind] for stage in SHIPPED) for kind in (0, 1))
+    copies, reads = (sum(passes(stage, way)[kind] for stage in SHIPPED) for kind in (0, 1))
     memcpy_s = min(seconds["memcpy"])
     return {
         "cpu_s": best_s,
@@ -283,27 +285,28 @@ def plain_row(plain_s: list[float], memcpy_s: list[float]) -> dict[str, float]:
     }
 
 
-def measure(transports: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[str, dict[str, object]]:
-    """Every variant, in turns."""
-    seconds: dict[str, Seconds] = {transport: defaultdict(list) for transport in transports}
-    walls, memory, plain = ({transport: list[float]() for transport in transports} for _ in range(3))
+def measure(ways: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[str, dict[str, object]]:
+    """Every way, in turns."""
+    seconds: dict[str, Seconds] = {way: defaultdict(list) for way in ways}
+    walls, memory, plain = ({way: list[float]() for way in ways} for _ in range(3))
     for _ in range(NUM_ROUNDS):
-        for transport in transports:
-            new_seconds, new_walls, new_memory = run_both(transport, memcpy)
-            walls[transport] += new_walls
-            memory[transport].append(new_memory)
-            plain[transport] += plain_calls.ship(transport, NUM_SAMPLES, SAMPLE_BYTES)
+        for way in ways:
+            new_seconds, new_walls, new_memory = run_both(way, memcpy)
+            walls[way] += new_walls
+            memory[way].append(new_memory)
+            if way != "file":
+                plain[way] += plain_calls.ship(way, NUM_SAMPLES, SAMPLE_BYTES)
             for stage, values in new_seconds.items():
-                seconds[transport][stage] += values
+                seconds[way][stage] += values
     return {
-        transport: {
-            "memcpy_gb_s": TOTAL_BYTES / min(seconds[transport]["memcpy"]) / 1e9,
-            "stages": {stage: stage_row(stage, seconds[transport]) for stage in PASSES},
-            "shipped": shipped_row(seconds[transport], fresh_s) | {"fetch_wall_s": min(walls[transport])},
-            "plain_calls": plain_row(plain[transport], seconds[transport]["memcpy"]),
-            "orchestrator_memory_over_data": max(memory[transport]),
+        way: {
+            "memcpy_gb_s": TOTAL_BYTES / min(seconds[way]["memcpy"]) / 1e9,
+            "stages": {stage: stage_row(stage, way, seconds[way]) for stage in STAGES},
+            "shipped": shipped_row(way, seconds[way], fresh_s) | {"fetch_wall_s": min(walls[way])},
+            "orchestrator_memory_over_data": max(memory[way]),
         }
-        for transport in transports
+        | ({"plain_calls": plain_row(plain[way], seconds[way]["memcpy"])} if plain[way] else {})
+        for way in ways
     }
 
 
@@ -322,7 +325,7 @@ def run() -> dict[str, object]:
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": load},
         "memcpy_fresh_gb_s": TOTAL_BYTES / fresh_s / 1e9,
         "targets": {"copy_over_memcpy": {"at_least": 0.5}, "orchestrator_memory_over_data": {"at_most": 1.3}},
-        **measure(("tcp", "ipc"), memcpy, fresh_s),
+        **measure(("file", "tcp", "ipc"), memcpy, fresh_s),
     }
 
 

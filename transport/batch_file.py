@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from transport.alignment import LINE_BYTES, address_of, lead_bytes
 from transport.batch import EncodedBatch
 from transport.codec import decode_manifest, encode, frame_hash
 from transport.errors import OutboxError, TransportError
+from transport.frames_on_demand import FramesOnDemand
 from transport.manifest import BatchManifest
 from transport.reply_memory import ReplyMemory
 from transport.tensor import Buffer
@@ -23,12 +25,16 @@ MAGIC = b"TANDEM\x00\x01"
 _HEAD = struct.Struct("<8sQQ")
 
 
-def file_chunks(batch: EncodedBatch) -> Iterator[bytes]:
-    """The bytes of the file of `batch`, piece by piece."""
+def file_chunks(batch: EncodedBatch) -> Iterator[Buffer]:
+    """The bytes of the file of `batch`, piece by piece; a piece is of use until the next one is asked for."""
     manifest = encode(batch.manifest)
     yield _HEAD.pack(MAGIC, len(manifest), frame_hash(manifest))
     yield manifest
-    yield from batch.frames
+    if isinstance(batch.frames, FramesOnDemand):
+        largest = int(batch.manifest.columns.num_bytes.numpy().max())
+        yield from batch.frames.pieces(_HEAD.size + len(manifest), largest)
+    else:
+        yield from batch.frames
 
 
 class BatchFile:
@@ -39,34 +45,50 @@ class BatchFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest, first_frame = self._read_head()
+        self.manifest, first_frame, num_bytes = self._read_head()
         sizes = self.manifest.columns.num_bytes.numpy()
         self._ends = first_frame + np.cumsum(sizes, dtype=np.int64)
         self._starts = self._ends - sizes
-        if path.stat().st_size != int(self._ends[-1]):
-            raise OutboxError(f"{path} is torn: {path.stat().st_size} bytes, its manifest says {int(self._ends[-1])}")
+        if num_bytes != int(self._ends[-1]):
+            raise OutboxError(f"{path} is torn: {num_bytes} bytes, its manifest says {int(self._ends[-1])}")
 
     def frames(self, rows: Sequence[int]) -> list[bytes]:
         """The frames of `rows`, in that order, byte for byte as they were put."""
+        frames = []
+        for row, frame in zip(rows, self.raw_frames(rows), strict=True):
+            self._check_frame(frame, row)
+            frames.append(bytes(frame))
+        return frames
+
+    def raw_frames(self, rows: Sequence[int]) -> Iterator[memoryview]:
+        """The same one by one, for those who compare the hash themselves, while the frame is still in a cache."""
+        self._check_rows(rows)
         try:
             with self.path.open("rb", buffering=0) as file:
-                return [self._read_frame(file.fileno(), row) for row in rows]
+                for row in rows:
+                    start, end = int(self._starts[row]), int(self._ends[row])
+                    memory = np.empty(end - start + LINE_BYTES, dtype=np.uint8)
+                    first = lead_bytes(start, address_of(memory))
+                    frame = memory[first : first + end - start].data
+                    self._fill(frame, file.fileno(), row)
+                    yield frame.toreadonly()
         except OSError as error:
             raise OutboxError(f"cannot read {self.path}: {error}") from error
 
     def read(self, rows: Sequence[int], memory: ReplyMemory, *, check: bool) -> list[memoryview]:
         """The same as `frames`, in one piece of `memory`; the hashes are compared if `check`."""
         self._check_rows(rows)
-        sizes = (self._ends - self._starts)[list(rows)].tolist()
-        whole, views, end = memory.take(sum(sizes)), [], 0
+        places, end = [], 0
+        for row in rows:
+            start = end + lead_bytes(int(self._starts[row]), end)
+            end = start + int(self._ends[row] - self._starts[row])
+            places.append(slice(start, end))
+        whole, views = memory.take(end), []
         try:
             with self.path.open("rb", buffering=0) as file:
-                for row, size in zip(rows, sizes, strict=True):
-                    start, end = end, end + size
-                    views.append(whole[start:end])
-                    num_read = os.preadv(file.fileno(), [views[-1]], int(self._starts[row]))
-                    if num_read != size:
-                        raise OutboxError(f"{self.path} is torn: row {row} has {num_read} bytes left of {size}")
+                for row, place in zip(rows, places, strict=True):
+                    views.append(whole[place])
+                    self._fill(views[-1], file.fileno(), row)
                     if check:
                         self._check_frame(views[-1], row)
         except OSError as error:
@@ -77,11 +99,10 @@ class BatchFile:
         """The whole batch, every hash checked."""
         return EncodedBatch(self.manifest, tuple(self.frames(range(self.manifest.num_samples))))
 
-    def _read_frame(self, descriptor: int, row: int) -> bytes:
-        self._check_rows([row])
-        frame = os.pread(descriptor, int(self._ends[row] - self._starts[row]), int(self._starts[row]))
-        self._check_frame(frame, row)
-        return frame
+    def _fill(self, frame: memoryview, descriptor: int, row: int) -> None:
+        num_read = os.preadv(descriptor, [frame], int(self._starts[row]))
+        if num_read != len(frame):
+            raise OutboxError(f"{self.path} is torn: row {row} has {num_read} bytes left of {len(frame)}")
 
     def _check_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -92,14 +113,16 @@ class BatchFile:
         if frame_hash(frame) != int(self.manifest.columns.frame_hashes.numpy()[row]):
             raise OutboxError(f"{self.path} is corrupt: row {row} does not have the hash its manifest promises")
 
-    def _read_head(self) -> tuple[BatchManifest, int]:
+    def _read_head(self) -> tuple[BatchManifest, int, int]:
+        """The manifest, where the first frame begins, and how large the file is."""
         try:
             with self.path.open("rb") as file:
                 head = file.read(_HEAD.size)
                 magic, size, expected_hash = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
                 if magic != MAGIC:
                     raise OutboxError(f"{self.path} is not a batch file of this version")
-                if size > self.path.stat().st_size:
+                num_bytes = os.fstat(file.fileno()).st_size
+                if size > num_bytes:
                     raise OutboxError(f"{self.path} is torn: its manifest alone would be {size} bytes")
                 data = file.read(size)
         except OSError as error:
@@ -107,6 +130,6 @@ class BatchFile:
         if frame_hash(data) != expected_hash:
             raise OutboxError(f"{self.path} is corrupt: its manifest does not have the hash its head promises")
         try:
-            return decode_manifest(data), _HEAD.size + size
+            return decode_manifest(data), _HEAD.size + size, num_bytes
         except TransportError as error:
             raise OutboxError(f"{self.path} cannot be used: {error}") from error

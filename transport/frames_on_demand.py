@@ -5,10 +5,11 @@ speed of memory, so it is done once to learn size and hash, and again when the f
 frame before has just left. A batch that is cut then needs the room of one more sample, not of one more batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
-from transport.codec import encode
+from transport.alignment import LINE_BYTES, address_of, lead_bytes
+from transport.codec import encode, encode_into
 from transport.sample import TrainingSample
 
 
@@ -29,3 +30,17 @@ class FramesOnDemand(Sequence[bytes]):
         if isinstance(place, slice):
             return FramesOnDemand(self._samples[place])
         return encode(self._samples[place])
+
+    def pieces(self, position: int, max_frame_bytes: int) -> Iterator[memoryview]:
+        """All frames, to be written to a file one behind the other from `position` on. None is larger than the maximum.
+
+        Each is of use until the next one is asked for, which takes its memory: `BufferError` if a slice of it is kept.
+        """
+        memory = bytearray(num_bytes := max_frame_bytes + LINE_BYTES)
+        for sample in self._samples:
+            memory.extend(bytes(num_bytes - len(memory)))  # it ended with the frame before; too short, it would move
+            first = lead_bytes(position, address_of(memory))
+            encode_into(sample, memory, first)
+            with memoryview(memory) as whole, whole[first:] as frame:
+                yield frame
+                position += len(frame)

@@ -12,6 +12,8 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from transport.alignment import LINE_BYTES, address_of, lead_bytes
+
 _Bytes = npt.NDArray[np.uint8]
 _STEP_BYTES = 1 << 20
 """Sizes are rounded up to this: replies of about the same size should not each need memory of their own."""
@@ -29,12 +31,14 @@ class ReplyMemory:
         self._kept: deque[_Bytes] = deque(maxlen=1)
 
     def take(self, num_bytes: int) -> memoryview:
-        """Room for `num_bytes`, with anything in it. It is used again when this view and all slices of it are gone."""
-        buffer = self._pop()
-        if buffer is None or len(buffer) < num_bytes:
-            buffer = np.zeros(-(-max(num_bytes, 1) // _STEP_BYTES) * _STEP_BYTES, dtype=np.uint8)
+        """Room for `num_bytes`, with anything in it, from the beginning of a cache line.
+
+        It is used again when this view and all slices of it are gone."""
+        buffer, needed_bytes = self._pop(), num_bytes + LINE_BYTES
+        if buffer is None or len(buffer) < needed_bytes:
+            buffer = np.zeros(-(-needed_bytes // _STEP_BYTES) * _STEP_BYTES, dtype=np.uint8)
         # A slice of a memoryview keeps the array alive, but not the first memoryview: so an array is what we watch.
-        array = buffer[:]
+        array = buffer[lead_bytes(0, address_of(buffer)) :]
         weakref.finalize(array, self._take_back, buffer).atexit = False
         return array.data[:num_bytes]
 

@@ -146,7 +146,7 @@ def messages() -> dict[str, msgspec.Struct]:
 def files() -> dict[str, bytes]:
     """Every golden file and its bytes, as this code encodes them."""
     encoded = {f"{name}.msgpack": encode(message) for name, message in messages().items()}
-    return encoded | {BATCH_NAME: b"".join(file_chunks(batch()))}
+    return encoded | {BATCH_NAME: b"".join(map(bytes, file_chunks(batch())))}
 
 
 def main() -> None:

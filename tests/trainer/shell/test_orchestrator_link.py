@@ -28,12 +28,24 @@ class Rank:
         self.looked += 1
         return self.patience is not None and self.looked > self.patience
 
-    def link(self, endpoint: str, run_id: str = RUN_ID, lost_timeout_s: float = 5.0) -> OrchestratorLink:
+    def link(
+        self, endpoint: str, run_id: str = RUN_ID, lost_timeout_s: float = 5.0, outbox: Path | None = None
+    ) -> OrchestratorLink:
         config = OrchestratorLinkConfig(
-            endpoint=endpoint, connect_timeout_s=lost_timeout_s, peer_timeout_s=0.5, lost_timeout_s=lost_timeout_s
+            endpoint=endpoint,
+            connect_timeout_s=lost_timeout_s,
+            peer_timeout_s=0.5,
+            lost_timeout_s=lost_timeout_s,
+            read_outbox=outbox is not None,
         )
         return OrchestratorLink(
-            config, run_id, ALONE, last_committed=0, health=self.health, stop_requested=self.stop_requested
+            config,
+            run_id,
+            ALONE,
+            outbox=outbox or Path("nowhere"),
+            last_committed=0,
+            health=self.health,
+            stop_requested=self.stop_requested,
         )
 
 
