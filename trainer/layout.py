@@ -15,8 +15,6 @@ class RowSharing(StrEnum):
     """Any, text and images alike."""
     MODALITY = "modality"
     """Text with text, and samples with images among themselves."""
-    NONE = "none"
-    """None: one sample per micro batch."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.activations import checkpoint_activations, compile_layers
 from trainer.adapter import Adapter
+from trainer.attention.delta_net import separate_samples
 from trainer.attention.registry import choose_kernel
 from trainer.attention.segments import SegmentInfo
 from trainer.config import ModelConfig
@@ -116,7 +117,12 @@ def load_policy(config: ModelConfig, device: torch.device, context: ContextParal
     kernel = choose_kernel(config.attention, device, dtype, shares_rows=context is not None)
     kernel.install(outside_of_graphs=config.compile)
     causal_lm, images = _from_folder(config.path, kernel.implementation)
-    _check_packable(causal_lm, config, images)
+    num_linear = separate_samples(causal_lm)
+    _check_packable(causal_lm, config, num_linear)
+    if num_linear and context is not None:
+        raise ModelUnusable(
+            f"{config.path} cannot be trained with parallel.cp: its linear attention needs whole samples"
+        )
     adapter = None if config.lora is None else add_lora(causal_lm, config.lora, config.path)
     policy = Policy(causal_lm.to(device), dtype, images, adapter, context)
     _check_head(causal_lm, dtype, device, config.path)
@@ -159,11 +165,12 @@ def _attention_by_tower(text: str) -> dict[str, str]:
     return {"text_config": text, "vision_config": "sdpa", "": "sdpa"}
 
 
-def _check_packable(causal_lm: PreTrainedModel, config: ModelConfig, images: ImageModel | None) -> None:
+def _check_packable(causal_lm: PreTrainedModel, config: ModelConfig, num_linear: int) -> None:
+    """Raise `ModelUnusable` with the reason. `num_linear` layers of linear attention keep samples apart."""
     text_config = causal_lm.config.get_text_config()
-    layers = set(getattr(text_config, "layer_types", None) or ()) - _PACKABLE_LAYERS
-    if layers and (images is None or images.family.why_unpacked is None):
-        raise ModelUnusable(f"{config.path} has layers that would mix packed samples: {', '.join(sorted(layers))}")
+    layers = [kind for kind in getattr(text_config, "layer_types", None) or () if kind not in _PACKABLE_LAYERS]
+    if layers != ["linear_attention"] * num_linear:
+        raise ModelUnusable(f"{config.path} has layers that would mix packed samples: {', '.join(sorted(set(layers)))}")
     if getattr(text_config, "final_logit_softcapping", None) or causal_lm.get_output_embeddings().bias is not None:
         raise ModelUnusable(f"{config.path} has a soft-capped or biased head, which the chunked head does not compute")
     limit = getattr(text_config, "max_position_embeddings", None)

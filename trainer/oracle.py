@@ -39,16 +39,11 @@ def forward_per_segment(
 
 @torch.no_grad()
 def verify_packing(policy: Policy, device: torch.device) -> None:
-    """Raise `ModelUnusable` unless packed samples score as they do alone. A collective call: every rank makes it.
-
-    A model that cannot pack is only held to not seeing the padding behind its one sample.
-    """
+    """Raise `ModelUnusable` unless packed samples score as they do alone. A collective call: every rank makes it."""
     samples = _probes(policy)
     if policy.images is not None:
         check_positions(policy.causal_lm.base_model, policy.images, device)
-    can_pack = policy.images is None or policy.images.family.why_unpacked is None
-    rows = [samples] if can_pack else [[sample] for sample in samples]
-    packed = torch.cat([policy(_row(row, policy).to(device)).logprobs for row in rows])
+    packed = policy(_row(samples, policy).to(device)).logprobs
     error = float((packed - forward_per_segment(policy, samples, _MAX_TOKENS, device).logprobs).abs().max())
     # A forward without a backward leaves FSDP modules whole; an optimizer made now would hold parameters that are
     # thrown away at the next reshard, and train nothing.

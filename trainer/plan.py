@@ -198,7 +198,7 @@ def _slots_by_modality(lengths: IntArray, has_image: npt.NDArray[np.bool_], layo
 
 def _pack(lengths: IntArray, layout: Layout) -> tuple[IntArray, int]:
     """(bin of each sample, number of rounds): tight bins, or, if rounding up to whole rounds leaves room, even ones."""
-    cap = 1 if layout.sharing is RowSharing.NONE else layout.micro_batch_tokens
+    cap = layout.micro_batch_tokens
     bin_of, num_bins = best_fit_decreasing(lengths, cap)
     num_rounds = -(-num_bins // layout.dp_size)
     num_slots = num_rounds * layout.dp_size

@@ -1,12 +1,11 @@
 """Which vision-language models can be trained, and how.
 
-    model_type    packed   why not
-    qwen2_5_vl    yes
-    qwen3_vl      yes      (its vision features also enter the first decoder layers)
-    qwen3_5       no       linear attention carries its state over the borders of samples; one sample per micro batch
+    qwen2_5_vl
+    qwen3_vl      its vision features also enter the first decoder layers
+    qwen3_5       has layers of linear attention, which we end with each sample (trainer/attention/delta_net.py)
 
 A model with a vision tower that is not in the table is refused at start-up: its positions and its way of taking image
-features would have to be guessed. The packed column is not taken on trust, `trainer.oracle` measures it.
+features would have to be guessed. That all of these can be packed is not taken on trust, `trainer.oracle` measures it.
 """
 
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ class ImageFamily:
     """What is true of all models of one `model_type`."""
 
     model_type: str
-    why_unpacked: str | None = None
-    """Why samples cannot share a row; `None`: they can."""
     has_deepstack: bool = False
     """Whether features of inner vision layers are added behind the first decoder layers."""
 
@@ -31,7 +28,7 @@ class ImageFamily:
 FAMILIES = (
     ImageFamily("qwen2_5_vl"),
     ImageFamily("qwen3_vl", has_deepstack=True),
-    ImageFamily("qwen3_5", why_unpacked="its linear attention carries its state from one packed sample to the next"),
+    ImageFamily("qwen3_5"),
 )
 
 

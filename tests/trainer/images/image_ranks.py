@@ -37,7 +37,7 @@ from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
 
 CPU = torch.device("cpu")
-PACKED = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def run_rank(me: Rank) -> None:
     store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
     dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
     try:
-        results = {family: _work(me, family) for family in PACKED}
+        results = {family: _work(me, family) for family in FAMILIES}
         (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
     except Exception:
         (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())

@@ -30,17 +30,10 @@ def test_the_image_side_of_a_model_comes_from_its_config(family: str, policies: 
     assert policies[family].images.family in FAMILIES
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 @pytest.mark.parametrize(("pack", "sharing"), [(True, RowSharing.ALL), (False, RowSharing.MODALITY)])
-def test_models_that_pack_share_rows_as_asked(family: str, pack: bool, sharing: RowSharing, policies: Policies) -> None:
+def test_samples_share_rows_as_asked(family: str, pack: bool, sharing: RowSharing, policies: Policies) -> None:
     assert validate_multimodal_pack(policies[family].images, pack_multimodal=pack) is sharing
-
-
-def test_qwen3_5_is_refused_packed_and_trains_alone(policies: Policies) -> None:
-    images = policies["qwen3_5"].images
-    with pytest.raises(UserError, match=r"qwen3_5 .* linear attention .* set pack_multimodal = false"):
-        validate_multimodal_pack(images, pack_multimodal=True)
-    assert validate_multimodal_pack(images, pack_multimodal=False) is RowSharing.NONE
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
@@ -59,7 +52,7 @@ def test_a_vision_model_that_is_not_in_the_table_is_refused_by_name(tmp_path: Pa
         load_policy(ModelConfig(path=tmp_path), CPU)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_vision_blocks_are_sharded_like_decoder_layers(family: str, policies: Policies) -> None:
     base = policies[family].causal_lm.base_model
     assert set(decoder_layers(policies[family].causal_lm)) == {*base.visual.blocks, *base.language_model.layers}
@@ -83,7 +76,7 @@ def test_a_model_with_positions_of_its_own_is_refused(tmp_path: Path, monkeypatc
 def test_a_critic_that_does_not_see_as_the_policy_does_is_refused(
     path: str, policies: Policies, model_paths: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A critic of text would take image tokens for text; one that cannot pack would mix the policy's packed samples."""
+    """A critic of text would take image tokens for text; other families have other positions."""
     paths = model_paths | {"text": save_tiny_model(tmp_path)}
     model = ModelConfig(path=model_paths["qwen3_vl"], seq_len=16)
     with pytest.raises(ModelUnusable, match=r"the model of critic\.path does not see images as the policy does"):

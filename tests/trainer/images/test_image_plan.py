@@ -56,7 +56,7 @@ def bins(plan: MiniBatchPlan, round_index: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.parametrize("sharing", [RowSharing.ALL, RowSharing.MODALITY, RowSharing.NONE])
+@pytest.mark.parametrize("sharing", [RowSharing.ALL, RowSharing.MODALITY])
 def test_every_row_is_planned_once_under_the_cap_and_image_rounds_are_those_with_images(
     seed: int, num_ranks: int, sharing: RowSharing
 ) -> None:
@@ -94,14 +94,6 @@ def test_text_and_images_share_a_micro_batch_only_when_asked_to() -> None:
     lengths, has_image = [20, 20, 20], [True, False, True]
     assert plan_of(lengths, has_image, 1, RowSharing.ALL).num_rounds == 1
     assert plan_of(lengths, has_image, 1, RowSharing.MODALITY).num_rounds == 2
-    assert plan_of(lengths, has_image, 1, RowSharing.NONE).num_rounds == 3
-
-
-def test_a_model_that_cannot_pack_has_one_sample_per_micro_batch() -> None:
-    lengths, has_image = [1, 2, 1, 40, 2, 3, 1], [False] * 7
-    plan = plan_of(lengths, has_image, 2, RowSharing.NONE)
-    assert plan.num_rounds == 4
-    assert all(len(rows) <= 1 for index in range(4) for rows in bins(plan, index))
 
 
 def test_images_change_the_digest_of_a_plan() -> None:

@@ -1,21 +1,30 @@
 """Packed rows with images: log probabilities and gradients are those of every sample alone, on one rank and on two."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.trainer.images.conftest import Policies, References, TwoRanks
-from tests.trainer.images.image_ranks import CPU, PACKED, SCENARIOS, LogprobsByRow, Scenario, plan_of, train
+from tests.trainer.images.image_ranks import CPU, FAMILIES, SCENARIOS, LogprobsByRow, Scenario, plan_of, train
 from tests.trainer.images.reference import relative_error
-from tests.trainer.images.tiny_vlm import MIXED, SEQ_LEN, SPEC, draw, draw_all
-from trainer.layout import RowSharing
-from trainer.model import Policy
-from trainer.oracle import forward_per_segment, verify_packing
+from tests.trainer.images.tiny_vlm import MIXED, SEQ_LEN, SPEC, draw, draw_all, save_tiny_text
+from trainer.config import ModelConfig
+from trainer.context_parallel import ContextParallel
+from trainer.errors import ModelUnusable
+from trainer.model import Policy, load_policy
+from trainer.oracle import verify_packing
 from trainer.packing import pack
 from transport.weights import version_dir
 
 TOLERANCE = 1e-5
+REFERENCE_TOLERANCES = {"qwen2_5_vl": 1e-5, "qwen3_vl": 1e-5, "qwen3_5": 1e-4}
+"""Of gradients against those of the model's own forward in float64. In float32 the linear attention of Qwen3.5 rounds
+up to 3e-5 away from it, packed or alone; in float64 our packed gradient is within 3e-6."""
 
 
 def scores(policy: Policy, *drawings: str) -> Tensor:
@@ -25,7 +34,7 @@ def scores(policy: Policy, *drawings: str) -> Tensor:
         return policy(batch).logprobs
 
 
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_packed_log_probabilities_are_those_of_the_models_own_forward(
     family: str, policies: Policies, references: References
 ) -> None:
@@ -40,25 +49,34 @@ def assert_scored_alike(rows: dict[int, list[float]], scenario: Scenario, expect
         torch.testing.assert_close(torch.tensor(rows[row]).double(), reference, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scores_and_gradient_on_one_rank_are_those_of_samples_alone(
     family: str, name: str, policies: Policies, references: References
 ) -> None:
     logprobs, (expected, expected_gradients) = LogprobsByRow(), references[family, SCENARIOS[name]]
     _, gradients = train(policies[family], SCENARIOS[name], rank=0, world_size=1, watch=logprobs)
-    assert relative_error(gradients, expected_gradients) < TOLERANCE
+    assert relative_error(gradients, expected_gradients) < REFERENCE_TOLERANCES[family]
     assert_scored_alike(logprobs.rows, SCENARIOS[name], expected)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_packed_gradient_is_that_of_one_sample_per_row(family: str, name: str, policies: Policies) -> None:
+    scenario = SCENARIOS[name]
+    _, packed = train(policies[family], scenario, rank=0, world_size=1)
+    _, alone = train(policies[family], replace(scenario, cap=2), rank=0, world_size=1)
+    assert relative_error(packed, dict(alone)) < TOLERANCE
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scores_and_gradient_on_two_ranks_are_those_of_samples_alone(
     family: str, name: str, two_ranks: TwoRanks, references: References
 ) -> None:
     expected, expected_gradients = references[family, SCENARIOS[name]]
-    assert relative_error(two_ranks.gradients(family, name), expected_gradients) < TOLERANCE
+    assert relative_error(two_ranks.gradients(family, name), expected_gradients) < REFERENCE_TOLERANCES[family]
     assert_scored_alike(two_ranks.logprobs(family, name), SCENARIOS[name], expected)
 
 
@@ -71,7 +89,7 @@ def test_images_of_neighbours_touch_on_every_rank_where_a_scenario_says_so(world
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_dummy_images_give_the_vision_tower_a_gradient_of_zero(family: str, two_ranks: TwoRanks) -> None:
     """The plan counts on an image that its rank then refuses: all ranks run the vision tower on dummies."""
     name = "the only images are refused"
@@ -82,14 +100,14 @@ def test_dummy_images_give_the_vision_tower_a_gradient_of_zero(family: str, two_
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_ranks_come_near_the_reference(family: str, two_ranks: TwoRanks, references: References) -> None:
     error = relative_error(two_ranks.gradients(family, "bfloat16"), references[family, SCENARIOS["mixed"]][1])
     assert TOLERANCE < error < 0.2
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_images_are_counted_where_they_are_trained_and_dummies_nowhere(family: str, two_ranks: TwoRanks) -> None:
     name = "images on one rank only"
     metrics = [two_ranks.metrics(family, name, rank) for rank in range(2)]
@@ -101,7 +119,7 @@ def test_images_are_counted_where_they_are_trained_and_dummies_nowhere(family: s
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_sharded_weights_are_published_whole(family: str, two_ranks: TwoRanks, policies: Policies) -> None:
     (file,) = version_dir(two_ranks.out / family, 0).glob("*.safetensors")
     published = load_file(file)
@@ -110,13 +128,13 @@ def test_sharded_weights_are_published_whole(family: str, two_ranks: TwoRanks, p
         assert torch.equal(published[name], weight.detach()), name
 
 
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_start_up_check_passes_and_leaves_no_gradient(family: str, policies: Policies) -> None:
     verify_packing(policies[family], CPU)
     assert all(weight.grad is None for weight in policies[family].parameters())
 
 
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_pixels_reach_the_tokens_behind_them_and_no_other_sample(family: str, policies: Policies) -> None:
     first, second = draw("..b..xxx"), draw(".....xxxx", index=1)
     other = draw("..b..xxx", mm_kwargs=draw("..b..xxx", seed=5).mm_kwargs)
@@ -127,16 +145,17 @@ def test_pixels_reach_the_tokens_behind_them_and_no_other_sample(family: str, po
     assert torch.equal(before[3:], after[3:])
 
 
-def test_qwen3_5_trains_alone_and_does_not_see_the_padding_behind(policies: Policies, references: References) -> None:
-    scenario = Scenario(MIXED, sharing=RowSharing.NONE)
-    _, gradients = train(policies["qwen3_5"], scenario, rank=0, world_size=1)
-    assert relative_error(gradients, references["qwen3_5", scenario][1]) < TOLERANCE
-    verify_packing(policies["qwen3_5"], CPU)
+def test_qwen3_5_would_leak_without_our_layer(model_paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why `SegmentDeltaNet` is there; when this fails, transformers may do as well without it."""
+    monkeypatch.setattr("trainer.model.separate_samples", lambda model: 1)
+    policy = load_policy(ModelConfig(path=model_paths["qwen3_5"], seq_len=SEQ_LEN), CPU)
+    with pytest.raises(ModelUnusable, match="cannot be trained packed"):
+        verify_packing(policy, CPU)
 
 
-def test_qwen3_5_would_leak_if_it_were_packed(policies: Policies) -> None:
-    """The reason for its line in the table; when this fails, the table can change."""
-    samples = draw_all(*MIXED)
-    with torch.no_grad():
-        alone = forward_per_segment(policies["qwen3_5"], samples, SEQ_LEN, CPU).logprobs
-    assert float((scores(policies["qwen3_5"], *MIXED) - alone).abs().max()) > 0.01
+def test_a_qwen3_5_of_text_trains_packed_and_not_with_context_parallelism(tmp_path: Path) -> None:
+    save_tiny_text(tmp_path)
+    config = ModelConfig(path=tmp_path, seq_len=SEQ_LEN)
+    verify_packing(load_policy(config, CPU), CPU)
+    with pytest.raises(ModelUnusable, match=r"cannot be trained with parallel\.cp: its linear attention"):
+        load_policy(config, CPU, cast(ContextParallel, object()))

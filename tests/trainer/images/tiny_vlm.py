@@ -12,7 +12,9 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
+    Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextConfig,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -75,7 +77,11 @@ def make_model(family: str) -> PreTrainedModel:
         vision |= {"deepstack_visual_indexes": [0]}
         return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **TOKENS))
     assert family == "qwen3_5", family
-    text = TEXT | {
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=qwen3_5_text(), vision_config=vision, **TOKENS))
+
+
+def qwen3_5_text() -> dict[str, object]:
+    return TEXT | {
         "head_dim": 16,
         "layer_types": ["linear_attention", "full_attention"],
         "linear_num_value_heads": 2,
@@ -84,7 +90,12 @@ def make_model(family: str) -> PreTrainedModel:
         "linear_value_head_dim": 8,
         "rope_parameters": rope(2, 1, 1, mrope_interleaved=True, partial_rotary_factor=0.5),
     }
-    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **TOKENS))
+
+
+def save_tiny_text(path: Path) -> None:
+    """A Qwen3.5 without eyes."""
+    torch.manual_seed(0)
+    Qwen3_5ForCausalLM(Qwen3_5TextConfig(**qwen3_5_text())).save_pretrained(path)
 
 
 def save_tiny_vlm(path: Path, family: str) -> Path:
