@@ -51,7 +51,7 @@ class Collector:
         _log_failure(ticket, index, failure, "failed and is run again")
         self._groups.retry(ticket.key, index, failure)
         self._ledger.retried(ticket, index, failure)
-        self._failure_guard.saw_try(ticket.key.env_name, index, failure)
+        self._failure_guard.saw_try(ticket.key.env_name, failure)
 
     def record(self, ticket: Ticket, index: int, result: Rollout | Failure) -> None:
         """A rollout came back. Its failure is logged here, once."""

@@ -227,10 +227,10 @@ class OrchestratorConfig(ServiceConfig):
     max_zero_signal_groups: int = Field(500, gt=0)
     """Groups in a row without any advantage after which the run stops with advice."""
     max_error_rate: float = Field(0.9, gt=0, le=1)
-    """Share of rollouts lost to failures among the last `error_window` of one environment at which the run stops. Where
-    a failure costs a whole group, all its rollouts are lost."""
+    """Share of failed rollouts among the last `error_window` of one environment at which the run stops; also the share
+    of groups that failures cost as a whole, among its last groups."""
     error_window: int = Field(200, gt=0)
-    """Rollouts of one environment that `max_error_rate` looks at."""
+    """Rollouts of one environment that `max_error_rate` looks at, and as many groups as have so many, at least 40."""
     admin_token_file: Path | None = None
     """File with the token of the engines' admin routes."""
     save_rollouts: bool = True

@@ -1,86 +1,84 @@
-"""`FailureGuard`: stops a run that loses nearly all rollouts of one environment to failures.
+"""`FailureGuard`: stops a run that loses nearly everything of one environment to failures.
 
-What counts is what failures cost. Where they cost a whole group (scored jointly, `drop_group`, too few survivors) all
-its rollouts are lost, those that finished included: one member that always fails costs everything, however many others
-do well. So rollouts are counted when their group is final, when this is known.
+It looks at the last rollouts, and apart from them at the last groups: where a failure costs a whole group (scored
+jointly, `drop_group`, too few survivors), one member that always fails costs everything, however many others do well.
+The other way round a few lost groups of many members say little, so it takes more than a handful of groups to judge.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import chain
 
 from orchestrator.errors import EnginesLostError, FailureRateError
 from orchestrator.filters import ScoredGroup
-from orchestrator.rollout import Failure, FailureReason, commonest_failure
+from orchestrator.rollout import Failure, FailureReason, Rollout, commonest_failure
 
+MIN_GROUPS = 40
+"""At `max_error_rate` 0.9, an environment that loses half its groups by bad luck is stopped once in 10^7 windows."""
 
-class _Loss(NamedTuple):
-    """Why a rollout, or a try of one, is lost."""
-
-    culprit: int
-    """Place in the group of the one that failed."""
-    failure: Failure
-    is_own: bool
-    """Whether the lost one is the one that failed."""
+_Failures = tuple[tuple[int, Failure], ...]
+"""Failures of one group, each with its place in the group."""
 
 
 class FailureGuard:
-    """Looks at the last `window` rollouts of each environment, tries included. Those that were cancelled do not count,
-    unless with a group that is lost."""
+    """Looks at the last `window` rollouts of each environment, tries included but not those that were cancelled, and at
+    its last groups: as many as have `window` rollouts, at least `MIN_GROUPS`.
+
+    Both methods raise `FailureRateError`, or `EnginesLostError` if it is an engine's or a teacher's fault.
+    """
 
     def __init__(self, max_error_rate: float, window: int) -> None:
         self._max_error_rate = max_error_rate
         self._window = window
-        self._recent: dict[str, deque[_Loss | None]] = {}
+        self._rollouts: dict[str, deque[Failure | None]] = {}
+        """`None`: it did not fail."""
+        self._groups: dict[str, deque[_Failures | None]] = {}
+        """`None`: failures did not cost the group."""
 
-    def saw_try(self, env_name: str, index: int, failure: Failure) -> None:
-        """A try failed and is made again. Raises like `saw`."""
+    def saw_try(self, env_name: str, failure: Failure) -> None:
+        """A try failed and is made again."""
         if not _was_cancelled(failure):
-            self._add(env_name, [_Loss(index, failure, True)])
+            self._add_rollouts(env_name, [failure])
 
     def saw(self, scored: ScoredGroup) -> None:
-        """A group is final. Raises `FailureRateError` or `EnginesLostError` when the full window is at the limit."""
-        self._add(scored.group.ticket.key.env_name, list(_outcomes(scored)))
+        """A group is final."""
+        env_name, size = scored.group.ticket.key.env_name, scored.group.ticket.size
+        failures = tuple((index, failure) for index, failure in scored.group.failures if not _was_cancelled(failure))
+        outcomes = [None if isinstance(result, Rollout) else result for result in scored.group.results]
+        self._add_rollouts(env_name, [one for one in outcomes if one is None or not _was_cancelled(one)])
+        self._add_group(env_name, size, failures if scored.is_lost and failures else None)
 
-    def _add(self, env_name: str, outcomes: Sequence[_Loss | None]) -> None:
-        recent = self._recent.setdefault(env_name, deque(maxlen=self._window))
+    def _add_rollouts(self, env_name: str, outcomes: Sequence[Failure | None]) -> None:
+        recent = self._rollouts.setdefault(env_name, deque(maxlen=self._window))
         recent.extend(outcomes)
-        if len(recent) == self._window and any(outcomes):
-            losses = [outcome for outcome in recent if outcome is not None]
-            if losses and len(losses) >= self._max_error_rate * self._window:
-                self._stop(env_name, losses)
+        failures = [failure for failure in recent if failure is not None]
+        if any(outcomes) and self._is_at_limit(len(failures), recent):
+            self._stop(f"{len(failures)} of the last {len(recent)} rollouts of env {env_name!r} failed", failures)
 
-    def _stop(self, env_name: str, losses: Sequence[_Loss]) -> None:
-        commonest, count = commonest_failure([loss.failure for loss in losses])
-        text = (
-            f"{len(losses)} of the last {self._window} rollouts of env {env_name!r} {_fate(losses)}; "
-            f"the commonest error ({count}x) is {commonest.reason}: {commonest.message}"
-        )
+    def _add_group(self, env_name: str, size: int, failures: _Failures | None) -> None:
+        num_groups = max(self._window // size, MIN_GROUPS)
+        recent = self._groups.setdefault(env_name, deque(maxlen=num_groups))
+        recent.append(failures)
+        lost = [failed for failed in recent if failed is not None]
+        if failures and self._is_at_limit(len(lost), recent):
+            what = f"{len(lost)} of the last {len(recent)} groups of env {env_name!r} were lost to failures"
+            self._stop(what + _culprit(lost), [failure for _, failure in chain.from_iterable(lost)])
+
+    def _is_at_limit(self, num_lost: int, recent: deque[Failure | None] | deque[_Failures | None]) -> bool:
+        return len(recent) == recent.maxlen and num_lost >= self._max_error_rate * len(recent)
+
+    def _stop(self, what: str, failures: Sequence[Failure]) -> None:
+        commonest, count = commonest_failure(failures)
+        text = f"{what}; the commonest error ({count}x) is {commonest.reason}: {commonest.message}"
         is_peer = commonest.reason in (FailureReason.ENGINE_ERROR, FailureReason.TEACHER_ERROR)
         raise EnginesLostError(text) if is_peer else FailureRateError(text)
-
-
-def _outcomes(scored: ScoredGroup) -> Iterator[_Loss | None]:
-    """One per rollout that counts; `None` if it is not lost."""
-    failures = [(index, failure) for index, failure in scored.group.failures if not _was_cancelled(failure)]
-    if scored.is_lost and failures:
-        own = dict(failures)
-        first_index, first = failures[0]
-        for index in range(scored.group.ticket.size):
-            yield _Loss(index, own[index], True) if index in own else _Loss(first_index, first, False)
-        return
-    yield from (_Loss(index, failure, True) for index, failure in failures)
-    yield from (None for _ in scored.group.survivors)
 
 
 def _was_cancelled(failure: Failure) -> bool:
     return failure.reason is FailureReason.CANCELLED
 
 
-def _fate(losses: Sequence[_Loss]) -> str:
-    """In words; names the member of the groups that failed, if it was always the same."""
-    if all(loss.is_own for loss in losses):
-        return "failed"
-    indices = {loss.culprit for loss in losses}
-    who = f": in each group rollout #{indices.pop()} failed" if len(indices) == 1 else ""
-    return f"failed or were lost with their group{who}"
+def _culprit(lost: Sequence[_Failures]) -> str:
+    """Names the member that failed, if it was the same one in every lost group."""
+    culprits = set.intersection(*({index for index, _ in failures} for failures in lost))
+    return f": in each of them rollout #{min(culprits)} failed" if culprits else ""

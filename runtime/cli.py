@@ -43,7 +43,7 @@ def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> in
     if argv and argv[0][:1] not in ("", "-", "@"):
         if (command := find_command(argv[0])) is not None:
             return command(argv[1:])
-        if (near := nearest_command(argv[0])) is not None:
+        if "." not in argv[0] and (near := nearest_command(argv[0])) is not None:  # with a dot it is a file
             raise UserError(f"{argv[0]} is no command of `rl`; did you mean rl {near}?")
     if not argv:
         raise UserError("no config given: `rl @ FILE` starts a run (configs/ has examples), `rl --help` has all keys")

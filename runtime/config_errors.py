@@ -74,7 +74,9 @@ def _describe(details: ErrorDetails, config_class: ConfigClass) -> str:
         return f"{key}: expected a table, got {_show(value)}"
     if kind in ("tuple_type", "list_type"):
         if isinstance(value, dict):
-            return f"{key} is a list: in a file [[{key}]] begins an entry, a flag gives the whole list as JSON"
+            has_tables = any(known.name.startswith(f"{key}[].") for known in config_keys(config_class))
+            entry = f"[[{key}]] begins an entry" if has_tables else f"{key.rpartition('.')[2]} = [...] gives it"
+            return f"{key} is a list: in a file {entry}, a flag gives the whole list as JSON"
         return f"{key}: expected a list, got {_show(value)}"
     message = details["msg"].removeprefix("Value error, ")
     if not key:

@@ -239,8 +239,8 @@ class TrainerConfig(ServiceConfig):
     epochs: int = Field(1, ge=1)
     """Times that a batch is trained; after the first, its mini-batches come in another order."""
     pack_multimodal: bool = True
-    """Vision-language models: text and image samples share micro batches. `false` keeps them apart, and a model whose
-    layers mix packed samples (Qwen3.5) trains one sample per micro batch. Changes speed, never the gradient."""
+    """Vision-language models: text and image samples share micro batches. `false` keeps them apart. Changes speed, never
+    the gradient."""
     weighting: Literal["token", "sample", "trajectory", "group"] = "token"
     """What counts alike in the mean that is minimised: every trained token, sample, trajectory or group."""
     loss: LossConfig = DppoLossConfig()

@@ -1,13 +1,14 @@
 """The guard against failures: when a run gives up, and what it says."""
 
 import dataclasses
+from random import Random
 
 import pytest
 
 from orchestrator.advantages import make_advantage
 from orchestrator.advantages.config import GrpoAdvantageConfig
 from orchestrator.errors import EnginesLostError, FailureRateError
-from orchestrator.failure_guard import FailureGuard
+from orchestrator.failure_guard import MIN_GROUPS, FailureGuard
 from orchestrator.filters import ScoredGroup, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.rollout import Failure, FailureReason
@@ -54,15 +55,23 @@ def test_a_window_that_is_not_full_or_below_the_limit_goes_on() -> None:
     [(PARTIAL, True), (DROP_GROUP, False), (dataclasses.replace(PARTIAL, min_survivors=4), False)],
     ids=["scored jointly", "drop_group", "min_group_size"],
 )
-def test_one_member_that_always_fails_and_costs_every_group_stops_the_run(rule: GroupRule, joint: bool) -> None:
-    guard = FailureGuard(max_error_rate=1.0, window=12)
-    for _ in range(2):
+@pytest.mark.parametrize(("window", "num_groups"), [(12, MIN_GROUPS), (200, 50)])
+def test_one_member_that_always_fails_and_costs_every_group_stops_the_run(
+    rule: GroupRule, joint: bool, window: int, num_groups: int
+) -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=window)
+    for _ in range(num_groups - 1):
         guard.saw(group(1.0, 0.0, ENV_ERROR, 1.0, rule=rule, joint=joint))
-    what = (
-        "12 of the last 12 rollouts of env 'copy' failed or were lost with their group: in each group rollout #2 failed"
-    )
-    with pytest.raises(FailureRateError, match=f"{what}.*env_error: boom"):
+    what = f"{num_groups} of the last {num_groups} groups of env 'copy' were lost .*: in each of them rollout #2 failed"
+    with pytest.raises(FailureRateError, match=rf"{what}; .*\({num_groups}x\) is env_error: boom"):
         guard.saw(group(1.0, 0.0, ENV_ERROR, 1.0, rule=rule, joint=joint))
+
+
+@pytest.mark.parametrize(("size", "error_rate"), [(64, 0.01), (32, 0.02), (16, 0.04), (8, 0.08)])
+def test_large_groups_half_of_which_are_lost_by_chance_stop_nothing(size: int, error_rate: float) -> None:
+    guard, random = FailureGuard(max_error_rate=0.9, window=200), Random(0)
+    for _ in range(1000):
+        guard.saw(group(*(ENV_ERROR if random.random() < error_rate else 1.0 for _ in range(size)), joint=True))
 
 
 def test_a_member_that_costs_only_itself_stops_nothing() -> None:
@@ -77,33 +86,46 @@ def test_groups_without_signal_are_not_lost_to_failures() -> None:
         guard.saw(group(1.0, 1.0, ENV_ERROR, 1.0))
 
 
-def test_a_group_larger_than_the_window_still_names_its_failure() -> None:
+def test_a_window_smaller_than_a_group_looks_at_its_last_rollouts() -> None:
     guard = FailureGuard(max_error_rate=1.0, window=2)
-    with pytest.raises(FailureRateError, match=r"rollout #0 failed.*boom"):
-        guard.saw(group(ENV_ERROR, 1.0, 0.0, 1.0, joint=True))
+    guard.saw(group(ENV_ERROR, ENV_ERROR, ENV_ERROR, 1.0))
+    with pytest.raises(FailureRateError, match=r"2 of the last 2 rollouts .* failed"):
+        guard.saw(group(1.0, 0.0, ENV_ERROR, ENV_ERROR))
+
+
+def lose(guard: FailureGuard, *groups: ScoredGroup) -> None:
+    """These groups, in turn, until the guard has seen enough."""
+    for number in range(MIN_GROUPS):
+        guard.saw(groups[number % len(groups)])
 
 
 def test_members_that_take_turns_to_fail_are_not_named() -> None:
     guard = FailureGuard(max_error_rate=1.0, window=4)
-    guard.saw(group(ENV_ERROR, 1.0, joint=True))
-    with pytest.raises(FailureRateError, match=r"lost with their group; the commonest error \(4x\)"):
-        guard.saw(group(1.0, ENV_ERROR, joint=True))
+    with pytest.raises(FailureRateError, match=rf"lost to failures; the commonest error \({MIN_GROUPS}x\)"):
+        lose(guard, group(ENV_ERROR, 1.0, joint=True), group(1.0, ENV_ERROR, joint=True))
+
+
+def test_lost_groups_are_blamed_on_the_error_that_most_rollouts_had() -> None:
+    guard = FailureGuard(max_error_rate=1.0, window=8)
+    with pytest.raises(FailureRateError, match=rf"\({2 * MIN_GROUPS}x\) is env_error: boom"):
+        lose(guard, group(ENGINE_ERROR, ENV_ERROR, 1.0, ENV_ERROR, 1.0, joint=True))
 
 
 def test_cancelled_rollouts_are_lost_with_their_group_and_blamed_for_nothing() -> None:
-    guard = FailureGuard(max_error_rate=1.0, window=4)
-    guard.saw(group(CANCELLED, ENV_ERROR, rule=DROP_GROUP))
-    with pytest.raises(FailureRateError, match=r"rollout #1 failed.*\(4x\) is env_error: boom"):
+    guard = FailureGuard(max_error_rate=1.0, window=1000)
+    for _ in range(499):
+        guard.saw(group(CANCELLED, ENV_ERROR, rule=DROP_GROUP))
+    with pytest.raises(FailureRateError, match=r"rollout #1 failed; .*\(500x\) is env_error: boom"):
         guard.saw(group(CANCELLED, ENV_ERROR, rule=DROP_GROUP))
 
 
 def test_tries_count_unless_they_were_cancelled() -> None:
     guard = FailureGuard(max_error_rate=1.0, window=2)
     for _ in range(10):
-        guard.saw_try("copy", 0, CANCELLED)
-    guard.saw_try("copy", 1, ENV_ERROR)
+        guard.saw_try("copy", CANCELLED)
+    guard.saw_try("copy", ENV_ERROR)
     with pytest.raises(FailureRateError, match="2 of the last 2 rollouts of env 'copy' failed;"):
-        guard.saw_try("copy", 1, ENV_ERROR)
+        guard.saw_try("copy", ENV_ERROR)
 
 
 def test_lost_engines_have_their_own_exit_code() -> None:

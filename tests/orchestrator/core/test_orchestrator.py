@@ -204,7 +204,7 @@ async def test_a_member_that_costs_every_joint_group_stops_the_run_with_its_name
         )
     error = find_service_error(caught.value)
     assert isinstance(error, FailureRateError)
-    assert "env 'toy' failed or were lost with their group: in each group rollout #2 failed" in str(error)
+    assert "env 'toy' were lost to failures: in each of them rollout #2 failed" in str(error)
     assert "seat 2 is empty" in str(error)
     assert ledger_of(tmp_path).balances
 
