@@ -127,7 +127,8 @@ class WeightsConfig(Config):
     """This engine's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`."""
     timeout_s: float = Field(600.0, gt=0)
     """Seconds that a transfer may take (vLLM: that reading files may take, too); the old version stays in service
-    meanwhile, and if it takes longer. `engines.update_timeout_s` of the orchestrator must allow as much."""
+    meanwhile, and if it takes longer. The orchestrator gives up after its own `engines.update_timeout_s`, 120 s by
+    default: raise that, too, for models that take longer."""
     lost_timeout_s: float = Field(10.0, gt=0)
     """Seconds without an answer of a trainer rank after which a transfer is given up."""
     chunk_bytes: int = Field(8 << 20, ge=1024, le=32 << 20)

@@ -51,9 +51,9 @@ class Broadcaster:
         if len(self._threads) >= MAX_GROUPS:
             raise WeightsError(f"{MAX_GROUPS} broadcasts are under way already: ask again later")
         try:
-            listener = socket.create_server(
-                (self._host, 0), family=family_of(self._host)
-            )  # torch's own would listen on every address
+            family = family_of(self._host)  # torch's own would listen on every address
+            is_dual = self._is_wildcard and family is socket.AF_INET6 and socket.has_dualstack_ipv6()
+            listener = socket.create_server((self._host, 0), family=family, dualstack_ipv6=is_dual)
         except OSError as error:
             raise WeightsError(f"cannot listen on {self._host} for a broadcast: {error}") from error
         port = int(listener.getsockname()[1])

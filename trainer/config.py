@@ -239,7 +239,7 @@ class TrainerConfig(ServiceConfig):
     epochs: int = Field(1, ge=1)
     """Times that a batch is trained; after the first, its mini-batches come in another order."""
     pack_multimodal: bool = True
-    """Vision-language models: text and image samples share micro batches. `false` keeps them apart. Changes speed, never
+    """Vision-language models: text and image samples share micro batches. `false` keeps them apart. Changes speed, not
     the gradient."""
     weighting: Literal["token", "sample", "trajectory", "group"] = "token"
     """What counts alike in the mean that is minimised: every trained token, sample, trajectory or group."""

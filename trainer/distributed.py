@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,20 @@ _T = TypeVar("_T")
 APART_TIMEOUT_S = 600.0
 """Seconds that ranks wait for each other in groups `apart`. Training itself notices a silent rank sooner."""
 MAX_SLICE_S = 1.0
+
+
+_STOP = b"!"
+
+
+class StopRequest(Protocol):
+    """`runtime.shutdown.Shutdown`, for one."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether this rank was asked to stop."""
+
+    def request(self) -> None:
+        """Ask it to."""
 
 
 def _ignore(missing: Sequence[int]) -> None:
@@ -103,20 +117,31 @@ class Ranks:
         dist.all_gather(parts, mine, group=self.group)
         return [part.numpy().tobytes()[: int(size.item())] for part, size in zip(parts, sizes, strict=True)]
 
-    def wait_together(self, work: Callable[[], _T], on_wait: Callable[[Sequence[int]], None] = _ignore) -> _T:
+    def wait_together(
+        self,
+        work: Callable[[], _T],
+        on_wait: Callable[[Sequence[int]], None] = _ignore,
+        stop: StopRequest | None = None,
+    ) -> _T:
         """What `work` returns on this rank, once it has returned on every rank. Collective.
 
         `work` may take as long as it likes, on any rank: it runs in a thread, and the ranks meet in short collectives
         until it has ended everywhere. It must have its own deadline, and no collective inside. `on_wait` hears of the
         ranks that are not ready while this one is. When `work` fails, its rank raises what it raised, and all others,
-        without waiting for their own, a `PeerLostError` that says what.
+        without waiting for their own, a `PeerLostError` that says what. A rank that is asked to `stop` asks all others
+        to, too: `work` that waits for something may then end, where it would have gone on.
         """
         if not self.is_distributed:
             return work()
         errand = Errand(work)
         while True:
             errand.wait(self.slice_s)
-            states = self.gather(state := errand.state)
+            state = errand.state
+            is_stopping = stop is not None and stop.requested
+            said_by_rank = self.gather((_STOP if is_stopping else b" ") + state)
+            if stop is not None and any(said[:1] == _STOP for said in said_by_rank):
+                stop.request()
+            states = [said[1:] for said in said_by_rank]
             failures = [f"rank {rank}: {said[1:].decode()}" for rank, said in enumerate(states) if said[:1] == FAILED]
             if failures and state[:1] != FAILED:
                 raise PeerLostError("; ".join(failures))
@@ -127,7 +152,7 @@ class Ranks:
                 on_wait(missing)
 
     def together(self, work: Callable[[], bytes]) -> list[bytes]:
-        """Do `work` on every rank, however long it takes, and gather what it returns.
+        """Do `work` on every rank and gather what it returns. It may take as long as a service may go without progress.
 
         An `OSError` on any rank becomes a `StorageError` on all: none goes on, and none is left waiting for the others.
         """

@@ -1,8 +1,9 @@
 """`Inbox`: batches in order, each exactly once, the same one on all ranks at the same time.
 
 Every rank asks the orchestrator on its own link, and none goes on before all have their answers: an orchestrator that
-goes away between two of them is waited for by all ranks together (`Ranks.wait_together`). They then compare: all hold
-the same batch, or one was asked to stop and all stop before the step.
+goes away between two of them is waited for by all ranks together (`Ranks.wait_together`). A rank that is asked to stop
+asks the others, so that none goes on waiting for a batch. They then compare: all hold the same batch, or all stop
+before the step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from loguru import logger
 from runtime.errors import PeerLostError
 from runtime.health import Health
 from trainer.batch_source import Batch, BatchSource, NoBatch
-from trainer.distributed import Ranks
+from trainer.distributed import Ranks, StopRequest
 from trainer.errors import RankMismatch
 from trainer.published import PublishedWeights
 from transport.manifest import BatchManifest
@@ -32,13 +33,13 @@ class Inbox:
         ranks: Ranks,
         *,
         max_steps: int | None,
-        stop_requested: Callable[[], bool],
+        stop: StopRequest,
         health: Health,
     ) -> None:
         self._source = source
         self._ranks = ranks
         self._max_steps = max_steps
-        self._stop_requested = stop_requested
+        self._stop = stop
         self._health = health
         self.ended = False
         """Whether `batches` came to the end of the run, and not to a stop request."""
@@ -93,7 +94,7 @@ class Inbox:
         return None if isinstance(answer, NoBatch) else answer
 
     def _ask(self, step: int) -> BatchManifest | NoBatch:
-        if self._stop_requested():
+        if self._stop.requested:
             return NoBatch.STOP
         if self._max_steps is not None and step > self._max_steps:
             return NoBatch.END
@@ -107,6 +108,6 @@ class Inbox:
             self._health.waiting_for(f"rank {', '.join(map(str, missing))} to hear from the orchestrator")
 
         try:
-            return self._ranks.wait_together(work, on_wait)
+            return self._ranks.wait_together(work, on_wait, self._stop)
         finally:
             self._health.waiting_for("")

@@ -59,8 +59,8 @@ def run_trainer(config: TrainerConfig) -> int:
     with ExitStack() as stack:
         shutdown = Shutdown()
         stack.callback(shutdown.close)
-        process = TrainerProcess(config, stack)
         keep_freed_memory(on_gpu=choose_device(config.model.device).type == "cuda")
+        process = TrainerProcess(config, stack)
         ranks = join(config.model.device, config.parallel.timeout_s)
         stack.callback(ranks.close)
         check_ranks(config.parallel, ranks.world_size)
@@ -149,7 +149,7 @@ class TrainerProcess:
                 source,
                 ranks,
                 max_steps=config.max_steps,
-                stop_requested=lambda: shutdown.requested,
+                stop=shutdown,
                 health=self.health,
             ),
             publisher=self._publisher(ranks, policy),

@@ -48,11 +48,14 @@ class TokenExport:
         """Write what was recorded; `STABLE` only if every rank could. Replaces what was written before a crash, by
         however many ranks."""
         folder = step_folder(self._folder, recorder.step)
-        if self._ranks.is_first:
-            self._tried(folder, lambda: (folder / STABLE).unlink(missing_ok=True))
-        written = self._ranks.gather(self._attempt(folder, recorder))
-        if self._ranks.is_first and _FAILED not in written:
-            self._tried(folder, lambda: _complete(folder, {name.decode() for name in written}))
+        self._first_rank(folder, lambda: (folder / STABLE).unlink(missing_ok=True))
+        written = self._ranks.gather(self._ranks.wait_together(lambda: self._attempt(folder, recorder)))
+        if _FAILED not in written:
+            self._first_rank(folder, lambda: _complete(folder, {name.decode() for name in written}))
+
+    def _first_rank(self, folder: Path, work: Callable[[], None]) -> None:
+        """The others wait for it: a disk may take longer than they would in a collective."""
+        self._ranks.wait_together(lambda: self._ranks.is_first and self._tried(folder, work))
 
     def _attempt(self, folder: Path, recorder: TokenRecorder) -> bytes:
         """The name of the file that was written; empty if this rank does not write any."""

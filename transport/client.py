@@ -176,8 +176,7 @@ class BatchClient:
     def trained(self, step: int) -> None:
         """The optimizer stepped on batch `step`.
 
-        The first rank tells the server. The others see that it is there: should it be away, all ranks wait for it, each
-        on its own link, and none for the first rank in a collective, which is not given that much time.
+        The first rank tells the server. The others see that it is there: should it be away, all ranks wait for it.
         """
         if self._rank == 0:
             self._report(lambda seq: Trained(seq=seq, step=step))

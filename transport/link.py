@@ -115,6 +115,8 @@ class Link:
                 self._note("")
                 return result
             except LinkDown as down:
+                if self._closing.is_set():  # the connection, if it is still there, is left for the goodbye
+                    raise PeerTimeout(f"the link to {self._endpoint} was closed meanwhile") from down
                 self._drop()
                 self._note(str(down))
                 reasons[str(down)] = None

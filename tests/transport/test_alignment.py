@@ -14,7 +14,13 @@ from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
 from transport.frames_on_demand import FramesOnDemand
 from transport.reply_memory import ReplyMemory
+from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
+
+
+def make_image_sample(number: int, num_patches: int) -> TrainingSample:
+    pixels = np.full((num_patches, 3), number, np.float32)
+    return make_sample(number, mm_kwargs={"pixel_values": EncodedTensor.of(pixels)})
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 48))
@@ -25,17 +31,18 @@ def test_lead_is_the_shortest_that_fits(position: int, address: int) -> None:
 
 
 def test_pieces_are_the_frames_and_lie_as_in_the_file() -> None:
-    frames = FramesOnDemand([make_sample(number, num_tokens) for number, num_tokens in enumerate([40, 9000, 1, 9000])])
+    samples = [make_image_sample(number, size) for number, size in enumerate([40, 9000, 1, 9000])]
+    frames = FramesOnDemand([samples[0], make_sample(4), *samples[1:], make_sample(5)])
     position, seen = 12345, []
     for piece in frames.pieces(position, max(map(len, frames))):
-        assert (address_of(piece) - position) % LINE_BYTES == 0
+        assert len(piece) < 1000 or (address_of(piece) - position) % LINE_BYTES == 0
         position += len(piece)
         seen.append(bytes(piece))
     assert seen == list(frames)
 
 
 def test_a_piece_that_is_kept_is_an_error_and_not_overwritten() -> None:
-    pieces = FramesOnDemand([make_sample(0), make_sample(1)]).pieces(0, 10_000)
+    pieces = FramesOnDemand([make_image_sample(0, 9), make_image_sample(1, 9)]).pieces(0, 10_000)
     kept = next(pieces)[1:]
     with pytest.raises(BufferError):
         next(pieces)
@@ -64,9 +71,8 @@ def test_memory_of_replies_begins_with_a_line() -> None:
 
 def test_a_batch_with_images_is_the_same_file_as_its_frames(tmp_path: Path) -> None:
     """Frames on demand are written through one piece of memory, whatever their sizes."""
-    pixels = [EncodedTensor.of(np.full((size, 3), size, np.float32)) for size in (1, 5000, 3, 100_000, 2)]
-    samples = [make_sample(number, mm_kwargs={"pixel_values": tensor}) for number, tensor in enumerate(pixels)]
-    batch = build_batch(RUN, 1, samples)
+    samples = [make_image_sample(number, size) for number, size in enumerate([1, 5000, 3, 100_000])]
+    batch = build_batch(RUN, 1, [*samples, make_sample(4)])
     assert isinstance(batch.frames, FramesOnDemand)
     write_durably(tmp_path / "file", file_chunks(batch), at_least_bytes=batch.num_bytes)
     assert BatchFile(tmp_path / "file").frames(range(5)) == list(batch.frames)

@@ -46,6 +46,20 @@ def test_a_batch_travels_whole(served: Served) -> None:
         assert link.samples(1, range(8)) == decode_rows(batch.manifest, range(8), batch.frames)
 
 
+def test_who_closes_while_another_thread_waits_says_goodbye(served: Served, eventually: Poll) -> None:
+    """And loses nothing: the server is there."""
+    news: list[str] = []
+    with ThreadPoolExecutor() as pool, client(served, peer_timeout_s=60.0, on_link=news.append) as link:
+        link.hello()
+        waiting = pool.submit(link.manifest, 1)
+        eventually(lambda: any(peer.waiting_for for peer in served.server.peers()))
+        link.close("failed")
+        with pytest.raises(PeerTimeout, match="was closed meanwhile"):
+            waiting.result(timeout=10)
+    eventually(lambda: not served.server.peers())
+    assert not any(news)
+
+
 def test_two_ranks_fetch_disjoint_rows(served: Served) -> None:
     batch = make_batch(1)
     served.call(served.server.publish(batch))

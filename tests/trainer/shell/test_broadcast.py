@@ -41,6 +41,12 @@ def received(group: BroadcastGroup, num_bytes: int = len(DATA), timeout_s: float
     return b"".join(chunk.tobytes() for chunk in join_broadcast(group, num_bytes, timeout_s, device=CPU))
 
 
+@needs_ipv6
+def test_every_address_means_those_of_ipv4_too() -> None:
+    group = Broadcaster("::", "127.0.0.1", CPU, DEADLINE_S).open(memoryview(DATA))
+    assert (group.host, received(group)) == ("127.0.0.1", bytes(DATA))
+
+
 def idle(broadcaster: Broadcaster) -> bool:
     return not any(thread.is_alive() for thread in broadcaster._threads)
 

@@ -6,6 +6,7 @@ import torch
 
 from runtime.health import Health
 from tests.trainer.shell.recorded import RUN_ID, make_batch
+from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import ALONE
 from trainer.batch_source import NoBatch
 from trainer.distributed import Ranks
@@ -55,7 +56,7 @@ class TwoRanks(Ranks):
 
 
 def inbox(source: Shelf, ranks: Ranks = ALONE, max_steps: int | None = None, stop: bool = False) -> Inbox:
-    return Inbox(source, ranks, max_steps=max_steps, stop_requested=lambda: stop, health=Health("trainer", 900))
+    return Inbox(source, ranks, max_steps=max_steps, stop=Stop(lambda: stop), health=Health("trainer", 900))
 
 
 def test_batches_come_in_order_from_the_step_after_the_checkpoint_to_the_end():

@@ -3,8 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from runtime.errors import UserError
+from trainer import service
+from trainer.config import ModelConfig, TrainerConfig
 
 PROGRAM = """
 import resource, sys, threading
@@ -32,6 +37,21 @@ def run_twice(device: str, **environment: str) -> tuple[str, int, int]:
     output = subprocess.run(command, env=inherited | environment, capture_output=True, text=True, check=True).stdout
     done, first, second = output.split()
     return done, int(first), int(second)
+
+
+def test_the_trainer_sees_to_it_before_it_starts_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Threads that are there keep allocators of their own, which give memory back."""
+    done: list[str] = []
+    monkeypatch.setattr(service, "keep_freed_memory", lambda **options: done.append("keep"))
+
+    def start_threads(*arguments: object) -> None:
+        done.append("threads")
+        raise UserError("far enough")
+
+    monkeypatch.setattr(service, "TrainerProcess", start_threads)
+    with pytest.raises(UserError, match="far enough"):
+        service.run_trainer(TrainerConfig(model=ModelConfig(path=tmp_path)))
+    assert done == ["keep", "threads"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

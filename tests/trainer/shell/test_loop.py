@@ -11,6 +11,7 @@ import torch
 from runtime.errors import StorageError
 from runtime.health import Health
 from tests.trainer.shell.recorded import RUN_ID, record_batches
+from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import ALONE
 from trainer.batch_source import NoBatch
 from trainer.checkpoint import Checkpoints, Origin
@@ -103,7 +104,7 @@ def make_bench(model_path: Path, root: Path, *, stop_after: int | None = None, *
         policy=policy,
         optimizer=make_optimizer(policy.causal_lm, config.optimizer),
         loss=make_loss(config.loss),
-        inbox=Inbox(witness, ALONE, max_steps=None, stop_requested=lambda: bench.stop_requested(), health=health),
+        inbox=Inbox(witness, ALONE, max_steps=None, stop=Stop(lambda: bench.stop_requested()), health=health),
         publisher=Publisher(root / "weights", RUN_ID, 9, ALONE),
         checkpoints=Checkpoints(root / "checkpoints", Origin(RUN_ID, "digest", model_path), config.checkpoint, ALONE),
         non_finite=NonFiniteGuard(root / "non_finite", 3, ALONE),

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 import torch
@@ -19,17 +19,20 @@ import torch
 from runtime.errors import PeerLostError
 from runtime.health import Health
 from tests.trainer.shell.recorded import RUN_ID
+from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import TiedModel
 from tests.trainer.shell.waiting import AWAY_S, NUM_STEPS, TIMEOUT_S
 from trainer.batch_source import NoBatch
 from trainer.checkpoint import Checkpoints, Origin
-from trainer.config import CheckpointConfig, OptimizerConfig, OrchestratorLinkConfig
+from trainer.config import CheckpointConfig, OptimizerConfig, OrchestratorLinkConfig, TokenExportConfig
 from trainer.distributed import Ranks, join
 from trainer.inbox import Inbox
 from trainer.optimizer import make_optimizer
 from trainer.orchestrator_link import OrchestratorLink
 from trainer.progress import Progress
 from trainer.published import PublishedWeights
+from trainer.token_export import STABLE, TokenExport, step_folder
+from trainer.token_record import TokenRecord, TokenRecorder
 from transport.manifest import BatchManifest
 from transport.sample import TrainingSample
 
@@ -102,6 +105,12 @@ def fail_alone(ranks: Ranks) -> None:
     assert str(raised.value) == (f"rank 1: {said}" if ranks.is_first else said)
 
 
+def stop_all(ranks: Ranks) -> None:
+    """Only the first rank is asked to stop; the others, which wait for a batch, end their wait, too."""
+    stop = Stop(lambda: ranks.is_first)
+    ranks.wait_together(lambda: until(lambda: stop.requested), stop=stop)
+
+
 def work_long_alone(ranks: Ranks) -> None:
     """The first rank, on a slow disk, takes longer than the others would wait for it in a collective."""
     done_at = time.monotonic() + (AWAY_S if ranks.is_first else 0)
@@ -111,6 +120,25 @@ def work_long_alone(ranks: Ranks) -> None:
         return str(ranks.rank).encode()
 
     assert ranks.together(work) == [b"0", b"1"]
+
+
+class SlowRecorder:
+    """Takes its time to write down what was recorded."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.step = 1
+        self._delay_s = delay_s
+
+    def records(self) -> list[TokenRecord]:
+        done_at = time.monotonic() + self._delay_s
+        until(lambda: time.monotonic() > done_at)
+        return []
+
+
+def export_slowly(ranks: Ranks, folder: Path) -> None:
+    export = TokenExport(TokenExportConfig(), folder, ranks, seed=0)
+    export.write(cast(TokenRecorder, SlowRecorder(0.0 if ranks.is_first else AWAY_S)))
+    assert (step_folder(folder, 1) / STABLE).exists()
 
 
 class SlowModel(TiedModel):
@@ -153,10 +181,12 @@ def main(folder: Path, endpoint: str) -> None:
     )
     ranks.wait_together(link.connect)
     source = LateLink(link, ranks.rank, folder)
-    inbox = Inbox(source, ranks, max_steps=NUM_STEPS, stop_requested=lambda: False, health=health)
+    inbox = Inbox(source, ranks, max_steps=NUM_STEPS, stop=Stop(), health=health)
     train(ranks, inbox, folder)
     inbox.close("done")
+    stop_all(ranks)
     work_long_alone(ranks)
+    export_slowly(ranks, folder / "tokens")
     save_and_resume_slowly(ranks, folder / "checkpoints")
     fail_alone(ranks)
     ranks.close()
