@@ -38,6 +38,7 @@ class Shutdown:
 
     def __init__(self) -> None:
         self._requested = False
+        self._was_signalled = False
         self._leave: Callable[[], None] | None = None
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -51,7 +52,7 @@ class Shutdown:
         return self._requested
 
     def request(self) -> None:
-        """Ask for a graceful end, as the first signal does."""
+        """Ask for a graceful end, as the first signal does, which may still come: it is not taken for the second."""
         if not self._requested:
             self._requested = True
             os.write(self._writer, b"x")
@@ -92,8 +93,9 @@ class Shutdown:
         self._loop = self._event = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._requested:
+        if self._was_signalled:
             os._exit(128 + number)
+        self._was_signalled = True
         self.request()
         if self._leave is not None:
             self._end()

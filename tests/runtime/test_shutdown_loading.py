@@ -54,3 +54,21 @@ def test_handlers_are_given_back() -> None:
     with ending_at_once():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+ASKED = """
+import os, signal
+from runtime.shutdown import Shutdown
+shutdown = Shutdown()
+shutdown.request()
+os.kill(os.getpid(), signal.SIGTERM)
+print("goes on", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print("never", flush=True)
+"""
+
+
+def test_a_signal_that_comes_after_another_request_to_stop_is_the_first_one() -> None:
+    """A rank hears from its peers that all stop, and then from its own machine."""
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "goes on\n")
