@@ -3,10 +3,12 @@
 import json
 import threading
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from runtime.health import Fact, Status
 from runtime.http_answer import http_answer
 from runtime.run_dir import RunDir
+from runtime.service_info import ServiceInfo
 
 POLL_S = 0.5
 TIMEOUT_S = 2.0
@@ -22,11 +24,13 @@ class HealthPoll:
         self._services = tuple(services)
         self._reports: dict[str, Report] = {}
         self._ready: set[str] = set()
+        self._others: Mapping[str, ServiceInfo] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="health poll", daemon=True)
 
-    def start(self) -> None:
-        """Begin to ask."""
+    def start(self, others: Mapping[str, ServiceInfo] = MappingProxyType({})) -> None:
+        """Begin to ask. `others` were announced before our services were started: they say nothing about ours."""
+        self._others = others
         self._thread.start()
 
     def stop(self) -> None:
@@ -49,7 +53,8 @@ class HealthPoll:
         while not self._stop.wait(POLL_S):
             announced = self._run_dir.read_services()
             for name in self._services:
-                url = announced[name].health_url if name in announced else ""
+                info = announced.get(name)
+                url = info.health_url if info is not None and info != self._others.get(name) else ""
                 report = fetch_health(url) if url else {}
                 self._reports[name] = report  # one that ended waits for nothing any more
                 if report.get("status") in (Status.OK, Status.STOPPING):

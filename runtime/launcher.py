@@ -105,10 +105,12 @@ class Launcher:
         del self._children[child.name]
 
     def _start(self) -> None:
+        for name in self._launches:
+            self._run_dir.withdraw_leftover(name)
+        others = self._run_dir.read_services()  # of a run before, whose services are about to end
         for launch in self._launches.values():
-            self._run_dir.withdraw_leftover(launch.name)
             self._spawn(launch)
-        self._monitor.health.start()
+        self._monitor.health.start(others)
 
     def _spawn(self, launch: Launch) -> Child:
         log = self._run_dir.logs / f"{launch.name}.out"

@@ -125,6 +125,28 @@ def test_monitor_returns_every_step_but_not_the_history(run_dir: RunDir) -> None
     assert [progress.step for progress in monitor.poll()] == [3]
 
 
+def test_a_service_of_the_run_before_says_nothing_about_ours(run_dir: RunDir, eventually: Poll) -> None:
+    """It is about to end, and answers until then."""
+    names = ("trainer", "orchestrator")
+    health = Health("trainer", stall_timeout_s=60)
+    health.ready()
+    server = HealthServer(health, host="127.0.0.1", port=0)
+    before = ServiceInfo(health_url=server.url, pid=1)
+    for name in names:
+        run_dir.announce(name, before)
+    monitor = RunMonitor(run_dir, names, max_steps=None)
+    monitor.health.start(run_dir.read_services())
+    try:
+        run_dir.announce("orchestrator", ServiceInfo(health_url=server.url, pid=2))
+        eventually(lambda: monitor.health.is_ready("orchestrator"))  # the trainer was asked before it
+        assert not monitor.health.is_ready("trainer")
+        run_dir.announce("trainer", ServiceInfo(health_url=server.url, pid=3))
+        eventually(lambda: monitor.health.is_ready("trainer"))
+    finally:
+        monitor.health.stop()
+        server.close()
+
+
 def test_monitor_says_who_waits_for_what(run_dir: RunDir, eventually: Poll) -> None:
     health = Health("trainer", stall_timeout_s=60)
     server = HealthServer(health, host="127.0.0.1", port=0)
