@@ -31,8 +31,7 @@ def file_chunks(batch: EncodedBatch) -> Iterator[Buffer]:
     yield _HEAD.pack(MAGIC, len(manifest), frame_hash(manifest))
     yield manifest
     if isinstance(batch.frames, FramesOnDemand):
-        largest = int(batch.manifest.columns.num_bytes.numpy().max())
-        yield from batch.frames.pieces(_HEAD.size + len(manifest), largest)
+        yield from batch.frames.pieces(_HEAD.size + len(manifest))
     else:
         yield from batch.frames
 

@@ -2,14 +2,18 @@
 
 libzmq reports a failed handshake without an address, and some not at all (a frame above the limit, plain HTTP). It does
 say which file descriptor it accepted and closed, so the address is looked up while the connection is open. A stranger
-that is gone before that stays nameless: it is reported after a moment, unless it came again and was named.
+that is gone before that stays nameless: it is reported after a moment, unless it came again and was named. So does one
+whose descriptor was given to the next connection meanwhile: the address that is found is that one's.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
@@ -25,6 +29,28 @@ _NAMELESS = "an address that was gone before it could be looked up"
 _HOLD_BACK_S = 1.0
 """Seconds that a nameless stranger has to come again before it is reported."""
 _MAX_FAMILIAR = 4096
+_MAX_EVENTS = 256
+"""Events that are read before any is acted upon."""
+
+
+class Sight(NamedTuple):
+    """An event of the server's socket; `address` is who was behind the descriptor `value` when we looked."""
+
+    event: int
+    value: int
+    address: str = ""
+
+
+def without_mistaken(sights: Sequence[Sight]) -> list[Sight]:
+    """`sights` in their order, without addresses of descriptors that a later connection among them had by then."""
+    kept: list[Sight] = []
+    later: set[int] = set()
+    for sight in reversed(sights):
+        is_mistaken = sight.event == zmq.EVENT_ACCEPTED and sight.value in later
+        kept.append(sight._replace(address="") if is_mistaken else sight)
+        if sight.event == zmq.EVENT_ACCEPTED:
+            later.add(sight.value)
+    return kept[::-1]
 
 
 class Doorway:
@@ -53,19 +79,23 @@ class Doorway:
         while True:
             try:
                 async with asyncio.timeout(_HOLD_BACK_S if self._nameless_since is not None else None):
-                    event = parse_monitor_message(await monitor.recv_multipart())
+                    sights = [_look(await monitor.recv_multipart())]
             except TimeoutError:
                 self._report_nameless()
-            else:
-                self.see(event["event"], event["value"])
+                continue
+            with contextlib.suppress(zmq.Again):
+                while len(sights) < _MAX_EVENTS:
+                    sights.append(_look(await monitor.recv_multipart(zmq.NOBLOCK)))
+            for sight in without_mistaken(sights):
+                self.see(sight)
 
-    def see(self, event: int, value: int) -> None:
+    def see(self, sight: Sight) -> None:
         """Take one event of the server's socket."""
-        if event == zmq.EVENT_ACCEPTED:
-            self._addresses[value] = _peer_address(value)
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._left(self._addresses.pop(value, ""))
-        elif event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the allow-list has named that one
+        if sight.event == zmq.EVENT_ACCEPTED:
+            self._addresses[sight.value] = sight.address
+        elif sight.event == zmq.EVENT_DISCONNECTED:
+            self._left(self._addresses.pop(sight.value, ""))
+        elif sight.event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the allow-list has named that one
             self._has_failed = True
 
     def _left(self, address: str) -> None:
@@ -86,7 +116,13 @@ class Doorway:
             self._rejections.add(Reason.HANDSHAKE, _NAMELESS, _BROKE_OFF)
 
 
-def _peer_address(descriptor: int) -> str:
+def _look(message: list[bytes]) -> Sight:
+    event = parse_monitor_message(message)
+    kind, value = event["event"], event["value"]
+    return Sight(kind, value, peer_address(value) if kind == zmq.EVENT_ACCEPTED else "")
+
+
+def peer_address(descriptor: int) -> str:
     """The address at the other end; empty if libzmq has closed the connection meanwhile."""
     try:
         ours = os.dup(descriptor)  # its number may stand for something else by now: a file, or nothing

@@ -31,18 +31,14 @@ class FramesOnDemand(Sequence[bytes]):
             return FramesOnDemand(self._samples[place])
         return encode(self._samples[place])
 
-    def pieces(self, position: int, max_frame_bytes: int) -> Iterator[bytes | memoryview]:
-        """All frames, to be written to a file one behind the other from `position` on. None is larger than the maximum.
+    def pieces(self, position: int) -> Iterator[memoryview]:
+        """All frames, to be written to a file one behind the other from `position` on.
 
+        They lie in memory as they will in the file, unless the memory had to move while it grew: then one may not.
         Each is of use until the next one is asked for, which takes its memory: `BufferError` if a slice of it is kept.
         """
-        memory = bytearray(num_bytes := max_frame_bytes + LINE_BYTES)
+        memory = bytearray(LINE_BYTES)
         for sample in self._samples:
-            if not sample.mm_kwargs:  # it is small
-                yield (text := encode(sample))
-                position += len(text)
-                continue
-            memory.extend(bytes(num_bytes - len(memory)))  # it ended with the frame before; too short, it would move
             first = lead_bytes(position, address_of(memory))
             encode_into(sample, memory, first)
             with memoryview(memory) as whole, whole[first:] as frame:

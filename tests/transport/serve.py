@@ -1,7 +1,7 @@
-"""A batch server as a process of its own: `python -m tests.transport.serve DIR ENDPOINT NUM_STEPS MAX_AHEAD`.
+"""A batch server as a process of its own: `python -m tests.transport.serve DIR ENDPOINT NUM_STEPS MAX_AHEAD [RANKS]`.
 
-Cuts batches 1 to NUM_STEPS with back-pressure, prints its endpoint, and exits when the last step is committed. Started
-again on the same folder and endpoint after a kill, it continues.
+Cuts batches 1 to NUM_STEPS with back-pressure once RANKS are here, prints its endpoint, and exits when the last
+step is committed. Started again on the same folder and endpoint after a kill, it continues.
 """
 
 import asyncio
@@ -15,12 +15,14 @@ from transport.outbox import Outbox
 from transport.server import BatchServer
 
 
-async def main(directory: Path, endpoint: str, num_steps: int, max_ahead: int) -> None:
+async def main(directory: Path, endpoint: str, num_steps: int, max_ahead: int, num_ranks: int = 0) -> None:
     outbox = Outbox(directory, RUN, keep_retired=True)
     async with BatchServer(endpoint, outbox, park_s=0.2) as server:
         print(server.endpoint, flush=True)
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve())
+            if num_ranks:  # they do not wait for each other as real ones do
+                await server.wait_peers(num_ranks)
             while outbox.next_step <= num_steps:
                 await server.wait_untrained_below(max_ahead)
                 assert outbox.num_untrained < max_ahead
@@ -32,4 +34,4 @@ async def main(directory: Path, endpoint: str, num_steps: int, max_ahead: int) -
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    uvloop.run(main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])))

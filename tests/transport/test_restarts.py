@@ -44,9 +44,9 @@ def start(processes: Processes, module: str, *arguments: object) -> subprocess.P
 
 
 def start_server(
-    processes: Processes, directory: Path, endpoint: str, num_steps: int
+    processes: Processes, directory: Path, endpoint: str, num_steps: int, num_ranks: int = 0
 ) -> tuple[str, subprocess.Popen[str]]:
-    process = start(processes, "serve", directory, endpoint, num_steps, 2)
+    process = start(processes, "serve", directory, endpoint, num_steps, 2, num_ranks)
     assert process.stdout is not None
     return process.stdout.readline().strip(), process
 
@@ -63,7 +63,7 @@ def last_committed(outbox: Path) -> int:
 
 @pytest.mark.integration
 def test_two_ranks_in_their_own_processes_train_every_step(tmp_path: Path, processes: Processes) -> None:
-    endpoint, server = start_server(processes, tmp_path / "outbox", "tcp://127.0.0.1:0", 6)
+    endpoint, server = start_server(processes, tmp_path / "outbox", "tcp://127.0.0.1:0", 6, num_ranks=2)
     ranks = [start(processes, "train", endpoint, tmp_path / f"rank-{rank}", rank, 2) for rank in range(2)]
     assert [process.wait(30) for process in (*ranks, server)] == [0, 0, 0]
     for rank in range(2):

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 from loguru import logger
 
-from transport.doorway import Doorway
+from transport.doorway import Doorway, Sight, peer_address, without_mistaken
 from transport.rejections import Reason, Rejections, printable
 
 CLOSED = 999_999
@@ -50,7 +50,8 @@ def doorway(rejections: Rejections) -> Iterator[Doorway]:
 def visit(doorway: Doorway, descriptor: int, *events: int) -> None:
     """One connection from its first to its last event."""
     for event in (zmq.EVENT_ACCEPTED, *events, zmq.EVENT_DISCONNECTED):
-        doorway.see(event, 0 if event in events else descriptor)
+        address = peer_address(descriptor) if event == zmq.EVENT_ACCEPTED else ""
+        doorway.see(Sight(event, 0 if event in events else descriptor, address))
 
 
 def num_descriptors() -> int:
@@ -119,6 +120,20 @@ def test_number_that_stands_for_a_file_by_now_costs_no_descriptor(doorway: Doorw
             visit(doorway, file.fileno())
         assert num_descriptors() < before + 25  # other threads may open one
         file.write("still open")
+
+
+def test_number_that_stands_for_the_next_connection_by_now_does_not_lend_its_name() -> None:
+    """Both came before we looked: what was found for the first is the second's address."""
+    accepted, left, failed = zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    sights = [
+        Sight(accepted, 7, "b"),
+        Sight(accepted, 8, "c"),
+        Sight(failed, 0),
+        Sight(left, 7),
+        Sight(accepted, 7, "b"),
+    ]
+    assert without_mistaken(sights) == [Sight(accepted, 7, ""), *sights[1:]]
+    assert without_mistaken([]) == []
 
 
 def test_looking_up_an_address_leaves_the_connection_open(doorway: Doorway, connection: socket.socket) -> None:
