@@ -27,16 +27,16 @@ class ReplyMemory:
     """
 
     def __init__(self, max_kept_bytes: int) -> None:
-        self._max_kept_bytes = max_kept_bytes + _STEP_BYTES
+        self._max_kept_bytes = max_kept_bytes + _STEP_BYTES + LINE_BYTES
         self._kept: deque[_Bytes] = deque(maxlen=1)
 
     def take(self, num_bytes: int) -> memoryview:
         """Room for `num_bytes`, with anything in it, from the beginning of a cache line.
 
         It is used again when this view and all slices of it are gone."""
-        buffer, needed_bytes = self._pop(), num_bytes + LINE_BYTES
-        if buffer is None or len(buffer) < needed_bytes:
-            buffer = np.zeros(-(-needed_bytes // _STEP_BYTES) * _STEP_BYTES, dtype=np.uint8)
+        buffer = self._pop()
+        if buffer is None or len(buffer) < num_bytes + LINE_BYTES:
+            buffer = np.zeros(-(-max(num_bytes, 1) // _STEP_BYTES) * _STEP_BYTES + LINE_BYTES, dtype=np.uint8)
         # A slice of a memoryview keeps the array alive, but not the first memoryview: so an array is what we watch.
         array = buffer[lead_bytes(0, address_of(buffer)) :]
         weakref.finalize(array, self._take_back, buffer).atexit = False

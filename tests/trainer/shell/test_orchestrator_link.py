@@ -1,3 +1,4 @@
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -77,6 +78,19 @@ def test_batches_samples_and_the_end_come_from_the_server(server, rank):
         make_sample(RUN_ID, 1, index).trajectory_id for index in (3, 0)
     ]
     assert link.manifest(2) is NoBatch.END
+    link.close("done")
+
+
+def test_samples_are_read_where_the_config_says_so(server, rank, tmp_path):
+    """What the server would send is damaged; what the rank sees is not."""
+    server.publish(1)
+    shutil.copytree(tmp_path / "outbox", tmp_path / "seen")
+    path = tmp_path / "outbox" / "step-00000001.batch"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    link = rank.link(server.endpoint, outbox=tmp_path / "seen")
+    link.connect()
+    num_samples = link.manifest(1).num_samples
+    assert len(link.samples(1, range(num_samples))) == num_samples
     link.close("done")
 
 
