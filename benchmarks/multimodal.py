@@ -63,17 +63,22 @@ GRID = (1, 16, 14)
 NUM_TEXT_TOKENS = 72
 SAMPLE_BYTES = 224 * PATCH_NUMBERS * 4
 TOTAL_BYTES = NUM_SAMPLES * SAMPLE_BYTES
-STAGES = ("cut", "store", "serve", "fetch", "take_in", "merge")
-SHIPPED = STAGES[:4]
+PASSES = {
+    "cut": (1, 1),
+    "store": (2, 0),
+    "serve": (2, 0),
+    "fetch": (1, 1),
+    "take_in": (0, 1),
+    "merge": (1, 0),
+}
+"""(copies, reads) of the pixels in each stage."""
+SHIPPED = ("cut", "store", "serve", "fetch")
 WAIT_S = 300.0
 
 
 def passes(stage: str, way: str) -> tuple[int, int]:
-    """(copies, reads) of the pixels in `stage`, if they are shipped by `way`."""
-    served = 0 if way == "file" else 2
-    return {"cut": (1, 1), "store": (2, 0), "serve": (served, 0), "fetch": (1, 1), "take_in": (0, 1), "merge": (1, 0)}[
-        stage
-    ]
+    """Those of `stage` if the pixels go by `way`: nobody serves what is read from a file."""
+    return (0, 0) if (stage, way) == ("serve", "file") else PASSES[stage]
 
 
 Seconds = dict[str, list[float]]
@@ -254,6 +259,7 @@ def stage_row(stage: str, way: str, seconds: Seconds) -> dict[str, float]:
         "cpu_s_median": statistics.median(seconds[stage]),
         "copies": copies,
         "reads": reads,
+        "gb_s_per_pass": (copies + reads) * TOTAL_BYTES / 1e9 / best_s,
         "pass_over_memcpy": (copies + reads) * min(seconds["memcpy"]) / best_s,
     }
 
@@ -301,7 +307,7 @@ def measure(ways: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[str, di
     return {
         way: {
             "memcpy_gb_s": TOTAL_BYTES / min(seconds[way]["memcpy"]) / 1e9,
-            "stages": {stage: stage_row(stage, way, seconds[way]) for stage in STAGES},
+            "stages": {stage: stage_row(stage, way, seconds[way]) for stage in PASSES},
             "shipped": shipped_row(way, seconds[way], fresh_s) | {"fetch_wall_s": min(walls[way])},
             "orchestrator_memory_over_data": max(memory[way]),
         }

@@ -22,7 +22,7 @@ class EncodedBatch:
     """A manifest and one frame per row of its columns."""
 
     manifest: BatchManifest
-    frames: Sequence[bytes]
+    frames: Sequence[Buffer]
 
     @property
     def num_bytes(self) -> int:

@@ -51,12 +51,12 @@ class BatchFile:
         if num_bytes != int(self._ends[-1]):
             raise OutboxError(f"{path} is torn: {num_bytes} bytes, its manifest says {int(self._ends[-1])}")
 
-    def frames(self, rows: Sequence[int]) -> list[bytes]:
+    def frames(self, rows: Sequence[int]) -> list[memoryview]:
         """The frames of `rows`, in that order, byte for byte as they were put."""
         frames = []
         for row, frame in zip(rows, self.raw_frames(rows), strict=True):
             self._check_frame(frame, row)
-            frames.append(bytes(frame))
+            frames.append(frame)
         return frames
 
     def raw_frames(self, rows: Sequence[int]) -> Iterator[memoryview]:

@@ -92,7 +92,7 @@ class Outbox:
         """Manifest of a stored batch."""
         return self._file(step).manifest
 
-    def frames(self, step: int, rows: Sequence[int]) -> list[bytes]:
+    def frames(self, step: int, rows: Sequence[int]) -> list[memoryview]:
         """Frames of `rows` of batch `step`; reads only those."""
         return self._file(step).frames(rows)
 
