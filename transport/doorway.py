@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ _NAMELESS = "an address that was gone before it could be looked up"
 _HOLD_BACK_S = 1.0
 """Seconds that a nameless stranger has to come again before it is reported."""
 _MAX_FAMILIAR = 4096
+_CREDENTIALS = struct.Struct("iII")
+"""Process, user and group of unix(7)."""
 _MAX_EVENTS = 256
 """Events that are read before any is acted upon."""
 
@@ -122,6 +125,16 @@ def _look(message: list[bytes]) -> Sight:
     return Sight(kind, value, peer_address(value) if kind == zmq.EVENT_ACCEPTED else "")
 
 
+def _spelled(connection: socket.socket) -> str:
+    """The peer as libzmq spells it in the messages it brings: over a Unix socket that is a process."""
+    if connection.family != socket.AF_UNIX:
+        return str(connection.getpeername()[0])
+    pid, user, group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return f"localhost:{user}:{group}:{pid}"
+
+
 def peer_address(descriptor: int) -> str:
     """The address at the other end; empty if libzmq has closed the connection meanwhile."""
     try:
@@ -131,7 +144,7 @@ def peer_address(descriptor: int) -> str:
     try:
         with socket.socket(fileno=ours) as connection:
             ours = -1  # the socket closes it
-            return str(connection.getpeername()[0])
+            return _spelled(connection)
     except (OSError, IndexError):
         return ""
     finally:
