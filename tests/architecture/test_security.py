@@ -146,7 +146,9 @@ def test_no_registry_host_is_named(pattern: str) -> None:
     files += [
         ROOT / "Makefile",
         ROOT / "pyproject.toml",
-        *(ROOT / "requirements").rglob("*"),
+        *(
+            path for path in (ROOT / "requirements").rglob("*") if path.suffix != ".pyc"
+        ),  # left by tests that import one
         *(ROOT / ".ci").iterdir(),
     ]
     assert [str(path) for path in files if path.is_file() and re.search(pattern, path.read_text())] == []

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -142,6 +143,33 @@ def test_looking_up_an_address_leaves_the_connection_open(doorway: Doorway, conn
         visit(doorway, connection.fileno())
     assert num_descriptors() < before + 25
     connection.sendall(b"still open")
+
+
+@pytest.fixture
+def socket_path() -> Iterator[str]:
+    """Short enough for a Unix socket, wherever the tests run."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"{folder}/link"
+
+
+def test_a_rank_on_a_unix_socket_is_known_by_the_name_that_its_messages_bear(
+    doorway: Doorway, socket_path: str, rejections: Rejections
+) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as rank:
+        server.bind(f"ipc://{socket_path}")
+        rank.connect(f"ipc://{socket_path}")
+        rank.send(b"hello")
+        assert server.poll(10_000)
+        address = str(server.recv_multipart(copy=False)[0].get("Peer-Address"))
+    assert address == f"localhost:{os.getuid()}:{os.getgid()}:{os.getpid()}"
+    doorway.know(address)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+        listener.bind(socket_path + "2")
+        listener.listen()
+        caller.connect(socket_path + "2")
+        with listener.accept()[0] as accepted:
+            visit(doorway, accepted.fileno())
+    assert rejections.counts() == {}
 
 
 def test_addresses_that_are_known_stay_bounded(doorway: Doorway) -> None:
