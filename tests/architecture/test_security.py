@@ -146,9 +146,7 @@ def test_no_registry_host_is_named(pattern: str) -> None:
     files += [
         ROOT / "Makefile",
         ROOT / "pyproject.toml",
-        *(
-            path for path in (ROOT / "requirements").rglob("*") if path.suffix != ".pyc"
-        ),  # left by tests that import one
+        *(path for path in (ROOT / "requirements").rglob("*") if path.suffix != ".pyc"),  # of an earlier run
         *(ROOT / ".ci").iterdir(),
     ]
     assert [str(path) for path in files if path.is_file() and re.search(pattern, path.read_text())] == []
