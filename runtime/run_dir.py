@@ -1,4 +1,4 @@
-"""The run directory: every file that the services of one run share (docs/contracts.md)."""
+"""The run directory: every file that the services of one run share (docs/operations.md)."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """`TokenRecorder`: what was computed for the tokens of chosen sequences, as the loss computed it, ready to be written.
 
 It watches a training step without touching it: tensors are kept detached on their device, and read back only when the
-optimizer has stepped. `TokenRecord` is one line of the export; `docs/token_export.md` describes it.
+optimizer has stepped. `TokenRecord` is one line of the export; `docs/observing.md` describes it.
 """
 
 import itertools

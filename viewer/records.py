@@ -1,6 +1,6 @@
 """What the index keeps of each saved rollout and of each exported sequence: typed, so that decoding skips the rest.
 
-The full lines are described in docs/contracts.md (rollouts) and docs/token_export.md. Fields that an older run did not
+The full lines are described in docs/environments.md (rollouts) and docs/observing.md. Fields that an older run did not
 write have defaults.
 """
 
