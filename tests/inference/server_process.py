@@ -3,7 +3,6 @@
 import json
 import queue
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.inference.contract_server import Server
+from tests.support.waiting import until
 from transport.generation import GENERATE_PATH, PAUSE_PATH
 
 
@@ -35,10 +35,7 @@ class ServerProcess(Server):
         answers: queue.Queue[tuple[int, bytes]] = queue.Queue()
         assert self.request(PAUSE_PATH, b"")[0] == 200
         threading.Thread(target=lambda: answers.put(self.request(GENERATE_PATH, data)), daemon=True).start()
-        deadline = time.monotonic() + 30
-        while json.loads(self.request("/health")[1])["waiting"] != 1:
-            assert time.monotonic() < deadline, "the request did not arrive"
-            time.sleep(0.02)
+        until(lambda: json.loads(self.request("/health")[1])["waiting"] == 1, 30)
         return answers
 
     def wait(self) -> tuple[int, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from inference.torch_engine.inbox import Abort, Inbox, Stop
 from tests.inference.conftest import running_engine
-from tests.inference.waiting import until
+from tests.support.waiting import until_async
 
 
 def test_commands_come_in_order_and_once() -> None:
@@ -49,7 +49,7 @@ def test_commands_of_many_threads_are_all_taken() -> None:
 async def test_idle_and_paused_engine_shows_that_it_lives(model_dir: Path) -> None:
     signs: list[float] = []
     async with running_engine(model_dir, on_progress=lambda: signs.append(time.monotonic())) as engine:
-        await until(lambda: len(signs) >= 2)
+        await until_async(lambda: len(signs) >= 2, 60)
         await engine.set_paused(True)
         seen = len(signs)
-        await until(lambda: len(signs) >= seen + 2)
+        await until_async(lambda: len(signs) >= seen + 2, 60)

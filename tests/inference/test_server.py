@@ -16,7 +16,7 @@ from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import model_digest
 from tests.inference.conftest import ADMIN, running_client, running_engine
 from tests.inference.tiny import VOCAB_SIZE, make_model, publish, score
-from tests.inference.waiting import until
+from tests.support.waiting import until_async
 from transport.codec import encode
 from transport.generation import (
     GENERATE_PATH,
@@ -171,7 +171,7 @@ async def test_malformed_weight_update_is_400(client: TestClient) -> None:
 async def test_pause_and_resume_over_http_lose_no_request(client: TestClient, engine: TorchEngine) -> None:
     assert await (await client.post(PAUSE_PATH, headers=ADMIN)).json() == {"paused": True}
     request = asyncio.create_task(client.post(GENERATE_PATH, data=body()))
-    await until(lambda: engine.stats.waiting == 1)
+    await until_async(lambda: engine.stats.waiting == 1, 60)
     report = await (await client.get("/health")).json()
     assert (report["paused"], report["waiting_for"]) == (True, "resume")
     assert await (await client.post(RESUME_PATH, headers=ADMIN)).json() == {"paused": False}
@@ -182,7 +182,7 @@ async def test_full_queue_is_429_with_retry_after(model_dir: Path) -> None:
     async with running_engine(model_dir, slots=1, max_waiting=1) as engine, running_client(engine, model_dir) as client:
         await engine.set_paused(True)
         held = [asyncio.create_task(client.post(GENERATE_PATH, data=body())) for _ in range(2)]
-        await until(lambda: engine.stats.waiting == 2)
+        await until_async(lambda: engine.stats.waiting == 2, 60)
         refused = await client.post(GENERATE_PATH, data=body())
         assert (await error_of(refused))[:2] == (429, "queue_full")
         assert refused.headers["Retry-After"] == "1"
@@ -193,9 +193,9 @@ async def test_full_queue_is_429_with_retry_after(model_dir: Path) -> None:
 async def test_disconnect_frees_the_slot(client: TestClient, engine: TorchEngine) -> None:
     await engine.set_paused(True)
     request = asyncio.create_task(client.post(GENERATE_PATH, data=body(max_tokens=200)))
-    await until(lambda: engine.stats.waiting == 1)
+    await until_async(lambda: engine.stats.waiting == 1, 60)
     request.cancel()
-    await until(lambda: engine.stats.waiting == 0)
+    await until_async(lambda: engine.stats.waiting == 0, 60)
     await engine.set_paused(False)
     assert (await client.post(GENERATE_PATH, data=body(max_tokens=2))).status == 200
     assert engine.stats.sampled_tokens == 2

@@ -14,7 +14,7 @@ from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
 from tests.inference.tiny import EOS, VOCAB_SIZE, make_model, save_model, score
-from tests.inference.waiting import until
+from tests.support.waiting import until_async
 from transport.sample import VersionSpan
 
 
@@ -175,7 +175,7 @@ async def test_cancelled_request_frees_its_slot(model_dir: Path) -> None:
 async def test_running_request_can_be_cancelled_among_others(engine: TorchEngine, model: PreTrainedModel) -> None:
     asked = prompts(6)
     tasks = [asyncio.create_task(engine.generate(job(prompt, 60))) for prompt in asked]
-    await until(lambda: engine.stats.sampled_tokens >= 60)
+    await until_async(lambda: engine.stats.sampled_tokens >= 60, 60)
     tasks[0].cancel()
     tasks[3].cancel()
     for i in (1, 2, 4, 5):

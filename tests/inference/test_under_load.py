@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tests.inference.conftest import ADMIN, running_client, running_engine
 from tests.inference.tiny import make_model, publish, score
-from tests.inference.waiting import until
+from tests.support.waiting import until_async
 from transport.codec import encode
 from transport.generation import (
     GENERATE_PATH,
@@ -63,7 +63,7 @@ async def test_weight_updates_and_pauses_among_many_requests(
         requests = [asyncio.create_task(generate(client, number, 180 + number % 40)) for number in range(48)]
         for version in (1, 2, 3):
             sampled = engine.stats.sampled_tokens
-            await until(lambda least=sampled + 300: engine.stats.sampled_tokens >= least)  # type: ignore[misc]
+            await until_async(lambda least=sampled + 300: engine.stats.sampled_tokens >= least, 60)  # type: ignore[misc]
             assert await apply(client, paths[version], version) == 200
             assert (await client.post(PAUSE_PATH, headers=ADMIN)).status == 200
             assert await apply(client, tmp_path / "nowhere.json", 9) == 409
@@ -81,11 +81,11 @@ async def test_storm_of_disconnects_leaves_an_idle_engine(model_dir: Path, model
         running_client(engine, model_dir) as client,
     ):
         dropped = [asyncio.create_task(generate(client, number, 200)) for number in range(100)]
-        await until(lambda: engine.stats.running == 8)
+        await until_async(lambda: engine.stats.running == 8, 60)
         for task in dropped:
             task.cancel()
         await asyncio.wait(dropped, timeout=60)
-        await until(lambda: engine.stats.running == engine.stats.waiting == 0)
+        await until_async(lambda: engine.stats.running == engine.stats.waiting == 0, 60)
         sampled = engine.stats.sampled_tokens
         assert sampled < 100 * 200
         assert_exact({0: model}, await generate(client, 7, 10))

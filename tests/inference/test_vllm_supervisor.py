@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from inference.config import InferenceConfig
 from inference.vllm_engine.server_process import Condition, VllmServer
@@ -23,7 +22,7 @@ from runtime.errors import ServiceError, UserError
 from runtime.health import Health, Status
 from runtime.run_dir import RunDir
 from runtime.shutdown import Shutdown
-from tests.conftest import Poll
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,41 +101,34 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         supervised.shutdown.close()
 
 
-def test_key_that_is_not_used_is_named(supervise: Callable[..., Supervised], monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    sink = logger.add(lines.append, format="{level} {message}")
-    monkeypatch.setenv("VLLM_API_KEY", "very secret")
-    try:
-        supervise("well")
-    finally:
-        logger.remove(sink)
-    assert [line for line in lines if "VLLM_API_KEY is not used" in line]
-    assert "very secret" not in "".join(lines)
-
-
-def test_server_is_announced_when_it_serves_and_ended_with_its_engine(
-    supervise: Callable[..., Supervised], eventually: Poll
+def test_key_that_is_not_used_is_named(
+    supervise: Callable[..., Supervised], monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "very secret")
+    supervise("well")
+    assert [line for line in log_lines if "VLLM_API_KEY is not used" in line]
+    assert "very secret" not in "".join(log_lines)
+
+
+def test_server_is_announced_when_it_serves_and_ended_with_its_engine(supervise: Callable[..., Supervised]) -> None:
     vllm = supervise("well")
-    eventually(lambda: vllm.announced, within_s=60)
+    until(lambda: vllm.announced, within_s=60)
     assert vllm.announced is not None
     with urllib.request.urlopen(vllm.announced["http"] + "/health", timeout=10) as answer:
         assert json.loads(answer.read())["status"] == "ok"
-    eventually(lambda: vllm.health.report().get("version") == 3, within_s=30)
+    until(lambda: vllm.health.report().get("version") == 3, within_s=30)
     assert vllm.health.status is Status.OK
     (engine,) = vllm.engines()
     vllm.shutdown.request()
     assert vllm.end() is None
     assert vllm.announced is None
-    eventually(lambda: not is_running(engine), within_s=30)
+    until(lambda: not is_running(engine), within_s=30)
 
 
 @pytest.mark.parametrize("how", ["kill", "engine"])
-def test_server_that_dies_is_started_again_at_the_same_address(
-    supervise: Callable[..., Supervised], eventually: Poll, how: str
-) -> None:
+def test_server_that_dies_is_started_again_at_the_same_address(supervise: Callable[..., Supervised], how: str) -> None:
     vllm = supervise("well")
-    eventually(lambda: vllm.announced, within_s=60)
+    until(lambda: vllm.announced, within_s=60)
     assert vllm.announced is not None
     address = vllm.announced["http"]
     (first,) = vllm.engines()
@@ -144,10 +136,10 @@ def test_server_that_dies_is_started_again_at_the_same_address(
         os.kill(parent_of(first), signal.SIGKILL)
     else:
         poke(address)
-    eventually(lambda: len(vllm.engines()) == 2 and vllm.announced, within_s=60)
+    until(lambda: len(vllm.engines()) == 2 and vllm.announced, within_s=60)
     assert vllm.announced is not None
     assert vllm.announced["http"] == address
-    eventually(lambda: not is_running(first), within_s=30)
+    until(lambda: not is_running(first), within_s=30)
 
 
 def parent_of(pid: int) -> int:
@@ -161,9 +153,9 @@ def poke(address: str) -> None:
     caught.value.close()
 
 
-def test_server_that_dies_too_often_ends_the_service(supervise: Callable[..., Supervised], eventually: Poll) -> None:
+def test_server_that_dies_too_often_ends_the_service(supervise: Callable[..., Supervised]) -> None:
     vllm = supervise("well", max_restarts=0)
-    eventually(lambda: vllm.announced, within_s=60)
+    until(lambda: vllm.announced, within_s=60)
     os.kill(parent_of(vllm.engines()[0]), signal.SIGKILL)
     error = vllm.end()
     assert isinstance(error, ServiceError)
@@ -209,7 +201,7 @@ def test_reserved_port_can_be_served_by_another_socket_and_is_not_given_away() -
                 reserve("127.0.0.1", port)
 
 
-def test_answer_that_breaks_off_is_none(tmp_path: Path, eventually: Poll) -> None:
+def test_answer_that_breaks_off_is_none(tmp_path: Path) -> None:
     """A server that dies while it answers is started again: the supervisor must outlive it."""
     with reserve("127.0.0.1", 0) as reserved:
         port = reserved.getsockname()[1]
@@ -221,4 +213,4 @@ def test_answer_that_breaks_off_is_none(tmp_path: Path, eventually: Poll) -> Non
                 assert server.look() is Condition.ABSENT
                 return any("broke off" in line for line in server.last_lines())
 
-            eventually(broke_off, within_s=60)
+            until(broke_off, within_s=60)

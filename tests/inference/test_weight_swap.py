@@ -16,7 +16,7 @@ from inference.torch_engine.weights import VerifiedWeights, model_digest, read_p
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
 from tests.inference.tiny import make_model, publish, save_model, score
-from tests.inference.waiting import until
+from tests.support.waiting import until_async
 from transport.sample import VersionSpan
 from transport.weights import read_weight_manifest
 
@@ -29,7 +29,7 @@ async def swap_at_gate(engine: TorchEngine, gate: Gate, path: Path, version: int
     """Ask for the swap while the engine is held, so that it happens right after the step that the gate is in."""
     await asyncio.to_thread(gate.reached.wait, 30)
     swap = asyncio.create_task(engine.apply_weights(path, version))
-    await until(lambda: engine.stats.swapping)
+    await until_async(lambda: engine.stats.swapping, 60)
     gate.opened.set()
     assert (await asyncio.wait_for(swap, 30)).version == version
 

@@ -12,7 +12,7 @@ import pytest
 from runtime.child import KILL_TIMEOUT_S, MAX_LINE_BYTES, TAIL_LINES, Child
 from runtime.guardian import Guardian
 from runtime.launch_cookie import VARIABLE, marked_processes
-from tests.conftest import Poll
+from tests.support.waiting import until
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -89,18 +89,18 @@ def test_standard_input_is_empty(start: Start) -> None:
     assert child.last_lines() == ["''"]
 
 
-def test_exit_code_of_a_signal_is_that_of_a_shell(start: Start, lines: list[tuple[str, str]], eventually: Poll) -> None:
+def test_exit_code_of_a_signal_is_that_of_a_shell(start: Start, lines: list[tuple[str, str]]) -> None:
     child = start(SLEEPS)
-    eventually(lambda: lines)
+    until(lambda: lines)
     assert child.exit_code is None
     child.terminate()
     assert child.wait(10)
     assert child.exit_code == 128 + signal.SIGTERM
 
 
-def test_wait_says_whether_it_ended(start: Start, lines: list[tuple[str, str]], eventually: Poll) -> None:
+def test_wait_says_whether_it_ended(start: Start, lines: list[tuple[str, str]]) -> None:
     child = start(DEAF)
-    eventually(lambda: lines)
+    until(lambda: lines)
     child.terminate()
     assert not child.wait(0.2)
     child.kill()
@@ -109,20 +109,18 @@ def test_wait_says_whether_it_ended(start: Start, lines: list[tuple[str, str]], 
     child.terminate()
 
 
-def test_kill_takes_the_whole_group(start: Start, lines: list[tuple[str, str]], eventually: Poll) -> None:
+def test_kill_takes_the_whole_group(start: Start, lines: list[tuple[str, str]]) -> None:
     child = start(PARENT)
-    eventually(lambda: lines)
+    until(lambda: lines)
     grandchild = int(lines[0][1])
     assert is_alive(grandchild)
     child.kill()
-    eventually(lambda: not is_alive(grandchild), within_s=KILL_TIMEOUT_S)
+    until(lambda: not is_alive(grandchild), within_s=KILL_TIMEOUT_S)
 
 
-def test_child_is_not_in_the_group_of_the_terminal(
-    start: Start, lines: list[tuple[str, str]], eventually: Poll
-) -> None:
+def test_child_is_not_in_the_group_of_the_terminal(start: Start, lines: list[tuple[str, str]]) -> None:
     child = start(SLEEPS)
-    eventually(lambda: lines)
+    until(lambda: lines)
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
     child.kill()
 
@@ -136,7 +134,7 @@ def test_output_of_a_grandchild_that_outlives_it_does_not_block(start: Start, li
 
 
 @pytest.mark.parametrize("program", [SLEEPS, DEAF])
-def test_guardian_ends_what_carries_the_cookie(program: str, eventually: Poll) -> None:
+def test_guardian_ends_what_carries_the_cookie(program: str) -> None:
     cookie = os.urandom(16).hex()
     with Guardian(cookie, grace_s=0.5):
         marked = subprocess.Popen(
@@ -147,7 +145,7 @@ def test_guardian_ends_what_carries_the_cookie(program: str, eventually: Poll) -
             assert output.readline() == b"up\n"
         assert marked_processes(cookie) == [marked.pid]
     assert marked.wait(5) in (-signal.SIGTERM, -signal.SIGKILL)
-    eventually(lambda: marked_processes(cookie) == [])
+    until(lambda: marked_processes(cookie) == [])
 
 
 def test_guardian_without_anything_to_end_is_quick() -> None:

@@ -23,7 +23,7 @@ from runtime.health_server import HealthServer
 from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 from runtime.service_lock import Holder, describe_end, read_holder
-from tests.conftest import Poll
+from tests.support.waiting import until
 
 # A service that says what it waits for, until it is killed; with a third argument it ends at once, by an error.
 SERVICE = """
@@ -112,12 +112,12 @@ def test_killed_service_is_dead_and_its_last_lines_are_shown(
     assert "works" in shown
 
 
-def test_frozen_service_is_told_from_a_dead_one(run_dir: RunDir, start: Start, eventually: Poll) -> None:
+def test_frozen_service_is_told_from_a_dead_one(run_dir: RunDir, start: Start) -> None:
     trainer = start("trainer")
     trainer.send_signal(signal.SIGSTOP)  # takes effect when each of its threads has been scheduled
-    eventually(lambda: condition(run_dir, "trainer") is Condition.FROZEN)
+    until(lambda: condition(run_dir, "trainer") is Condition.FROZEN)
     trainer.send_signal(signal.SIGCONT)
-    eventually(lambda: condition(run_dir, "trainer") is Condition.WORKING)
+    until(lambda: condition(run_dir, "trainer") is Condition.WORKING)
 
 
 def test_last_words_of_a_service_that_failed_are_kept(run_dir: RunDir, start: Start) -> None:

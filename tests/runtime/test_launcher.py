@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from runtime.launcher import describe_exit
 from runtime.metrics import read_metrics
 from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
-from tests.conftest import Poll
 from tests.runtime.stand_in import MODULE, SLEEPER
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TEST_VARIABLE = "TANDEM_TEST"
@@ -124,9 +124,9 @@ def test_mistake_of_the_user_keeps_its_exit_code(rl: Rl) -> None:
     assert "its last lines" not in output
 
 
-def test_killed_service_is_named_with_its_signal(rl: Rl, eventually: Poll) -> None:
+def test_killed_service_is_named_with_its_signal(rl: Rl) -> None:
     process = rl.start("--max-steps", "100000")
-    eventually(lambda: "inference" in rl.run_dir.read_services())
+    until(lambda: "inference" in rl.run_dir.read_services())
     os.kill(rl.run_dir.read_services()["inference"].pid, signal.SIGKILL)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 137
@@ -168,9 +168,9 @@ def test_service_that_ignores_sigterm_is_killed(rl: Rl) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_stops_all_services_gracefully(rl: Rl, eventually: Poll, number: signal.Signals) -> None:
+def test_signal_stops_all_services_gracefully(rl: Rl, number: signal.Signals) -> None:
     process = rl.start("--max-steps", "100000")
-    eventually(lambda: len(rl.run_dir.read_services()) == 3)
+    until(lambda: len(rl.run_dir.read_services()) == 3)
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0
@@ -179,25 +179,25 @@ def test_signal_stops_all_services_gracefully(rl: Rl, eventually: Poll, number: 
     assert "Run t stopped (the same command continues it)" in output
 
 
-def test_second_signal_ends_rl_at_once_and_leaves_nothing(rl: Rl, eventually: Poll) -> None:
+def test_second_signal_ends_rl_at_once_and_leaves_nothing(rl: Rl) -> None:
     process = rl.start("--trainer.behaviour", "ignore_sigterm", "--grace-s", "3", "--max-steps", "100000")
-    eventually(lambda: len(rl.run_dir.read_services()) == 3)
+    until(lambda: len(rl.run_dir.read_services()) == 3)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    eventually(lambda: process.poll() is not None)
+    until(lambda: process.poll() is not None)
     assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     process.communicate(timeout=10)
-    eventually(lambda: rl.processes() == [])
+    until(lambda: rl.processes() == [])
 
 
-def test_killed_rl_leaves_no_orphans(rl: Rl, eventually: Poll) -> None:
+def test_killed_rl_leaves_no_orphans(rl: Rl) -> None:
     flags = ["--trainer.behaviour", "stray", "--inference.behaviour", "ignore_sigterm", "--grace-s", "0.5"]
     process = rl.start(*flags, "--orchestrator.max-steps", "100000")
-    eventually(lambda: any(SLEEPER in line for line in rl.command_lines()))
-    eventually(lambda: len(rl.run_dir.read_services()) == 3)
+    until(lambda: any(SLEEPER in line for line in rl.command_lines()))
+    until(lambda: len(rl.run_dir.read_services()) == 3)
     process.kill()
     process.communicate(timeout=10)
-    eventually(lambda: rl.processes() == [])
+    until(lambda: rl.processes() == [])
 
 
 def test_stray_grandchild_in_its_own_session_is_ended(rl: Rl) -> None:
@@ -206,9 +206,9 @@ def test_stray_grandchild_in_its_own_session_is_ended(rl: Rl) -> None:
     assert code == 3
 
 
-def test_second_rl_on_the_same_run_is_refused(rl: Rl, eventually: Poll) -> None:
+def test_second_rl_on_the_same_run_is_refused(rl: Rl) -> None:
     process = rl.start("--max-steps", "100000")
-    eventually(lambda: len(rl.run_dir.read_services()) == 3)
+    until(lambda: len(rl.run_dir.read_services()) == 3)
     try:
         code, output = rl.run("--max-steps", "100000")
         assert code == 2
@@ -280,12 +280,12 @@ def test_exit_codes_in_words(code: int, text: str) -> None:
     assert describe_exit(code) == text
 
 
-def test_only_marked_processes_are_ended(eventually: Callable[..., None]) -> None:
+def test_only_marked_processes_are_ended() -> None:
     cookie = uuid.uuid4().hex
     marked = subprocess.Popen([sys.executable, "-c", SLEEPER], env=os.environ | {VARIABLE: cookie})
     other = subprocess.Popen([sys.executable, "-c", SLEEPER], env=os.environ | {VARIABLE: cookie + "x"})
     try:
-        eventually(lambda: marked_processes(cookie) == [marked.pid])
+        until(lambda: marked_processes(cookie) == [marked.pid])
         assert end_marked(cookie, grace_s=5) == 1
         assert marked.wait(timeout=5) == -signal.SIGTERM
         assert other.poll() is None

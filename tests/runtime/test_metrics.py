@@ -6,12 +6,10 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from loguru import logger
 from prometheus_client import CollectorRegistry, generate_latest
 
 from runtime.config import MetricsConfig
@@ -24,14 +22,6 @@ from runtime.run_dir import RunDir
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path).create()
-
-
-@pytest.fixture
-def warnings_seen() -> Iterator[list[str]]:
-    seen: list[str] = []
-    sink = logger.add(lambda message: seen.append(message.record["message"]), level="WARNING")
-    yield seen
-    logger.remove(sink)
 
 
 def test_jsonl_has_one_object_per_step(run_dir: RunDir) -> None:

@@ -17,7 +17,7 @@ from runtime.run_dir import RunDir
 from runtime.run_monitor import RunMonitor
 from runtime.run_summary import command, newest_checkpoint, summarize
 from runtime.service_info import ServiceInfo
-from tests.conftest import Poll
+from tests.support.waiting import until
 
 EMPTY = Progress(main_service="trainer", max_steps=10)
 
@@ -125,7 +125,7 @@ def test_monitor_returns_every_step_but_not_the_history(run_dir: RunDir) -> None
     assert [progress.step for progress in monitor.poll()] == [3]
 
 
-def test_a_service_of_the_run_before_says_nothing_about_ours(run_dir: RunDir, eventually: Poll) -> None:
+def test_a_service_of_the_run_before_says_nothing_about_ours(run_dir: RunDir) -> None:
     """It is about to end, and answers until then."""
     names = ("trainer", "orchestrator")
     health = Health("trainer", stall_timeout_s=60)
@@ -138,16 +138,16 @@ def test_a_service_of_the_run_before_says_nothing_about_ours(run_dir: RunDir, ev
     monitor.health.start(run_dir.read_services())
     try:
         run_dir.announce("orchestrator", ServiceInfo(health_url=server.url, pid=2))
-        eventually(lambda: monitor.health.is_ready("orchestrator"))  # the trainer was asked before it
+        until(lambda: monitor.health.is_ready("orchestrator"))  # the trainer was asked before it
         assert not monitor.health.is_ready("trainer")
         run_dir.announce("trainer", ServiceInfo(health_url=server.url, pid=3))
-        eventually(lambda: monitor.health.is_ready("trainer"))
+        until(lambda: monitor.health.is_ready("trainer"))
     finally:
         monitor.health.stop()
         server.close()
 
 
-def test_monitor_says_who_waits_for_what(run_dir: RunDir, eventually: Poll) -> None:
+def test_monitor_says_who_waits_for_what(run_dir: RunDir) -> None:
     health = Health("trainer", stall_timeout_s=60)
     server = HealthServer(health, host="127.0.0.1", port=0)
     monitor = RunMonitor(run_dir, ["trainer"], max_steps=None)
@@ -155,15 +155,15 @@ def test_monitor_says_who_waits_for_what(run_dir: RunDir, eventually: Poll) -> N
     try:
         run_dir.announce("trainer", ServiceInfo(health_url=server.url))
         health.waiting_for("batch 7")
-        eventually(lambda: monitor.poll()[-1].waits == {"trainer": "batch 7"})
+        until(lambda: monitor.poll()[-1].waits == {"trainer": "batch 7"})
         assert not monitor.health.is_ready("trainer")
         health.ready()
         health.waiting_for("")
-        eventually(lambda: monitor.health.is_ready("trainer") and monitor.poll()[-1].waits == {})
+        until(lambda: monitor.health.is_ready("trainer") and monitor.poll()[-1].waits == {})
         health.waiting_for("batch 8")
-        eventually(lambda: monitor.poll()[-1].waits == {"trainer": "batch 8"})
+        until(lambda: monitor.poll()[-1].waits == {"trainer": "batch 8"})
         run_dir.withdraw("trainer")  # it ended: it waits for nothing, but it was ready once
-        eventually(lambda: monitor.poll()[-1].waits == {})
+        until(lambda: monitor.poll()[-1].waits == {})
         assert monitor.health.is_ready("trainer")
     finally:
         monitor.health.stop()

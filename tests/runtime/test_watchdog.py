@@ -5,11 +5,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from runtime.health import Health
 from runtime.loop_blame import blamed
@@ -174,14 +173,6 @@ def test_stopped_watchdog_watches_no_more() -> None:
 
 def test_watchdog_that_was_never_started_can_be_stopped() -> None:
     Watchdog(Health("trainer", stall_timeout_s=1.0)).stop()
-
-
-@pytest.fixture
-def warnings_seen() -> Iterator[list[str]]:
-    seen: list[str] = []
-    sink = logger.add(lambda message: seen.append(message.record["message"]), level="WARNING")
-    yield seen
-    logger.remove(sink)
 
 
 async def probe_until(lag: LoopLag, condition: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.conftest import Poll
+from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.client import BatchClient
@@ -133,7 +133,7 @@ def test_what_is_remembered_of_a_question_does_not_grow_with_it(served: Served) 
         assert len(known.last_rows[1]) <= 64
 
 
-def test_reply_to_a_rank_that_is_gone_is_counted_and_the_rank_forgotten(served: Served, eventually: Poll) -> None:
+def test_reply_to_a_rank_that_is_gone_is_counted_and_the_rank_forgotten(served: Served) -> None:
     """ROUTER_MANDATORY: without it libzmq would drop the reply and say nothing."""
     with connected(served) as peer:
         assert len(served.server.peers()) == 1
@@ -145,5 +145,5 @@ def test_reply_to_a_rank_that_is_gone_is_counted_and_the_rank_forgotten(served: 
         message = Welcome(seq=1, schema_version=1, next_step=1)
         return not served.call(served.server._router.send(identity, "here", message), timeout_s=DEADLINE_S)
 
-    eventually(is_gone, within_s=DEADLINE_S)
+    until(is_gone, within_s=DEADLINE_S)
     assert served.server.rejections()["unreachable"] == 1

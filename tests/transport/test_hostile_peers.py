@@ -9,9 +9,8 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from loguru import logger
 
-from tests.conftest import Poll
+from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.client import BatchClient
@@ -42,14 +41,6 @@ HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_si
 
 
 @pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lambda line: lines.append(str(line)), level="WARNING")
-    yield lines
-    logger.remove(handler)
-
-
-@pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     with Served(Outbox(tmp_path, RUN), park_s=0.1) as served:
         served.call(served.server.publish(make_batch(1)))
@@ -77,18 +68,18 @@ def assert_serves(served: Served) -> None:
 
 
 def test_garbage_is_counted_logged_once_and_dropped(
-    served: Served, peer: zmq.Socket[bytes], log: list[str], eventually: Poll
+    served: Served, peer: zmq.Socket[bytes], warnings_seen: list[str]
 ) -> None:
     noise = random.Random(1)
     for _ in range(500):
         peer.send(noise.randbytes(noise.randrange(100)))
         peer.send_multipart([noise.randbytes(3) for _ in range(noise.randrange(2, 5))])
-    eventually(lambda: served.server.rejections().get("garbage") == 1000)
+    until(lambda: served.server.rejections().get("garbage") == 1000)
     assert_serves(served)
-    assert [line.count("rejected garbage from 127.0.0.1") for line in log] == [1]
+    assert [line.count("rejected garbage from 127.0.0.1") for line in warnings_seen] == [1]
 
 
-def test_mutated_messages_never_end_the_server(served: Served, peer: zmq.Socket[bytes], eventually: Poll) -> None:
+def test_mutated_messages_never_end_the_server(served: Served, peer: zmq.Socket[bytes]) -> None:
     assert isinstance(ask(peer, HELLO), Welcome)
     noise = random.Random(2)
     seeds = [
@@ -105,16 +96,16 @@ def test_mutated_messages_never_end_the_server(served: Served, peer: zmq.Socket[
         peer.send(bytes(frame))
         while peer.poll(0):
             peer.recv_multipart()
-    eventually(lambda: sum(served.server.rejections().values()) > 500)
+    until(lambda: sum(served.server.rejections().values()) > 500)
     assert_serves(served)
 
 
-def test_flood_of_garbage_leaves_memory_flat(served: Served, peer: zmq.Socket[bytes], eventually: Poll) -> None:
+def test_flood_of_garbage_leaves_memory_flat(served: Served, peer: zmq.Socket[bytes]) -> None:
     def flood(num_frames: int) -> None:
         already = served.server.rejections().get("garbage", 0)
         for _ in range(num_frames):
             peer.send(b"\xc1" * 1000)
-        eventually(lambda: served.server.rejections().get("garbage", 0) == already + num_frames, within_s=60)
+        until(lambda: served.server.rejections().get("garbage", 0) == already + num_frames, within_s=60)
 
     flood(2_000)
     before = psutil.Process().memory_info().rss
@@ -159,11 +150,13 @@ def test_absurd_greetings_are_refused(served: Served, peer: zmq.Socket[bytes], c
     assert served.server.peers() == ()
 
 
-def test_other_schema_version_is_refused_naming_both(served: Served, peer: zmq.Socket[bytes], log: list[str]) -> None:
+def test_other_schema_version_is_refused_naming_both(
+    served: Served, peer: zmq.Socket[bytes], warnings_seen: list[str]
+) -> None:
     reply = ask(peer, msgspec.structs.replace(HELLO, schema_version=99))
     assert isinstance(reply, Refusal)
     assert reply.reason == f"schema version 99, this server speaks {SCHEMA_VERSION}"
-    assert any("rejected schema from 127.0.0.1" in line for line in log)
+    assert any("rejected schema from 127.0.0.1" in line for line in warnings_seen)
 
 
 def test_future_greeting_with_unknown_fields_is_refused_naming_both(served: Served, peer: zmq.Socket[bytes]) -> None:
@@ -175,7 +168,7 @@ def test_future_greeting_with_unknown_fields_is_refused_naming_both(served: Serv
     assert served.server.rejections() == {"schema": 1}
 
 
-def test_oversize_frame_is_cut_off_before_it_is_read(tmp_path: Path, eventually: Poll) -> None:
+def test_oversize_frame_is_cut_off_before_it_is_read(tmp_path: Path) -> None:
     with Served(Outbox(tmp_path, RUN), limits=Limits(max_request_bytes=1000)) as served, zmq.Context() as context:
         served.call(served.server.publish(make_batch(1)))
         with context.socket(zmq.DEALER) as peer:
@@ -189,34 +182,31 @@ def test_oversize_frame_is_cut_off_before_it_is_read(tmp_path: Path, eventually:
         assert_serves(served)
 
 
-def test_requests_without_reading_the_answers_do_not_fill_memory(
-    served: Served, peer: zmq.Socket[bytes], eventually: Poll
-) -> None:
+def test_requests_without_reading_the_answers_do_not_fill_memory(served: Served, peer: zmq.Socket[bytes]) -> None:
     """A greedy peer's second request is dropped while the first is served; it cannot pile up replies."""
     ask(peer, HELLO)
     for seq in range(2, 1002):
         peer.send(encode(GetSamples(seq=seq, step=1, indices=int32(list(range(8))))))
-    eventually(lambda: served.server.rejections().get("busy", 0) > 100)
+    until(lambda: served.server.rejections().get("busy", 0) > 100)
     assert_serves(served)
 
 
-def test_flood_of_greetings_is_answered_in_turn_and_logged_once(served: Served, peer: zmq.Socket[bytes]) -> None:
-    lines: list[str] = []
-    handler = logger.add(lambda line: lines.append(str(line)), level="INFO")
+def test_flood_of_greetings_is_answered_in_turn_and_logged_once(
+    served: Served, peer: zmq.Socket[bytes], log_lines: list[str]
+) -> None:
     for seq in range(1, 301):
         assert ask(peer, msgspec.structs.replace(HELLO, seq=seq)).seq == seq
-    logger.remove(handler)
     assert len(served.server.peers()) == 1
-    assert len([line for line in lines if "is here" in line]) == 1
+    assert len([line for line in log_lines if "is here" in line]) == 1
 
 
-def test_rejections_of_many_peers_stay_bounded(log: list[str]) -> None:
+def test_rejections_of_many_peers_stay_bounded(warnings_seen: list[str]) -> None:
     rejections = Rejections(max_peers=10)
     for number in range(100):
         for _ in range(5):
             rejections.add(Reason.GARBAGE, f"10.0.0.{number}", "noise")
     assert rejections.counts() == {"garbage": 500}
-    assert len(log) == 100
+    assert len(warnings_seen) == 100
     assert len(rejections._logged) == 10
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.conftest import Poll
+from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.batch import decode_rows
@@ -46,17 +46,17 @@ def test_a_batch_travels_whole(served: Served) -> None:
         assert link.samples(1, range(8)) == decode_rows(batch.manifest, range(8), batch.frames)
 
 
-def test_who_closes_while_another_thread_waits_says_goodbye(served: Served, eventually: Poll) -> None:
+def test_who_closes_while_another_thread_waits_says_goodbye(served: Served) -> None:
     """And loses nothing: the server is there."""
     news: list[str] = []
     with ThreadPoolExecutor() as pool, client(served, peer_timeout_s=60.0, on_link=news.append) as link:
         link.hello()
         waiting = pool.submit(link.manifest, 1)
-        eventually(lambda: any(peer.waiting_for for peer in served.server.peers()))
+        until(lambda: any(peer.waiting_for for peer in served.server.peers()))
         link.close("failed")
         with pytest.raises(PeerTimeout, match="was closed meanwhile"):
             waiting.result(timeout=10)
-    eventually(lambda: not served.server.peers())
+    until(lambda: not served.server.peers())
     assert not any(news)
 
 
@@ -93,10 +93,10 @@ def test_a_waiting_rank_hears_what_for_and_gets_the_batch_when_it_comes(served: 
     assert set(heard) == {"rollouts"}
 
 
-def test_announcement_answers_at_once_and_not_at_the_next_sweep(outbox: Outbox, eventually: Poll) -> None:
+def test_announcement_answers_at_once_and_not_at_the_next_sweep(outbox: Outbox) -> None:
     with Served(outbox, park_s=60) as served, client(served, peer_timeout_s=30) as link, ThreadPoolExecutor() as pool:
         manifest = pool.submit(link.manifest, 1)
-        eventually(lambda: served.server.peers() and served.server.peers()[0].waiting_for == "batch 1")
+        until(lambda: served.server.peers() and served.server.peers()[0].waiting_for == "batch 1")
         served.call(served.server.publish(make_batch(1)))
         assert manifest.result(2) is not None
 
@@ -235,20 +235,20 @@ def test_trainer_that_falls_back_to_the_checkpoint_before_can_do_so_again(served
             link.committed(4)
 
 
-def test_a_rank_in_a_long_step_stays_alive_by_heartbeats(outbox: Outbox, eventually: Poll) -> None:
+def test_a_rank_in_a_long_step_stays_alive_by_heartbeats(outbox: Outbox) -> None:
     with Served(outbox, peer_timeout_s=0.5) as served, client(served, heartbeat_s=0.05) as link:
         link.hello()
         link.activity = "training step 7"
         deadline = time.monotonic() + 1.2
-        eventually(lambda: served.server.peers()[0].waiting_for == "training step 7")
-        eventually(lambda: time.monotonic() > deadline)
+        until(lambda: served.server.peers()[0].waiting_for == "training step 7")
+        until(lambda: time.monotonic() > deadline)
         assert served.server.peers()[0].alive
 
 
-def test_a_frozen_rank_is_noticed_and_welcomed_back(outbox: Outbox, eventually: Poll) -> None:
+def test_a_frozen_rank_is_noticed_and_welcomed_back(outbox: Outbox) -> None:
     with Served(outbox, peer_timeout_s=0.3, park_s=0.1) as served, client(served, heartbeat_s=100) as link:
         link.hello()
-        eventually(lambda: not served.server.peers()[0].alive, within_s=5)
+        until(lambda: not served.server.peers()[0].alive, within_s=5)
         served.call(served.server.publish(make_batch(1)))
         link.manifest(1)
         assert served.server.peers()[0].alive

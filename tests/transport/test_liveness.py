@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Poll
 from tests.faults.chaos_proxy import ChaosProxy, Faults
+from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.client import BatchClient
@@ -63,48 +63,46 @@ def test_first_news_is_that_all_is_well(listening: Listening) -> None:
 
 
 def test_idle_rank_notices_a_half_open_connection_and_makes_a_new_one(
-    served: Served, proxy: ChaosProxy, listening: Listening, eventually: Poll
+    served: Served, proxy: ChaosProxy, listening: Listening
 ) -> None:
     proxy.faults = Faults(black_hole=True)
-    eventually(lambda: ranks_alive(served) == 0)
-    eventually(lambda: listening.news[-1] != "")
+    until(lambda: ranks_alive(served) == 0)
+    until(lambda: listening.news[-1] != "")
     assert len(listening.news) >= 2
     proxy.faults = Faults()
-    eventually(lambda: listening.news[-1] == "")
-    eventually(lambda: ranks_alive(served) == 1)
+    until(lambda: listening.news[-1] == "")
+    until(lambda: ranks_alive(served) == 1)
 
 
-def test_idle_rank_comes_back_by_itself_after_a_cut(
-    served: Served, proxy: ChaosProxy, listening: Listening, eventually: Poll
-) -> None:
+def test_idle_rank_comes_back_by_itself_after_a_cut(served: Served, proxy: ChaosProxy, listening: Listening) -> None:
     before = proxy.num_connections
     proxy.cut()
-    eventually(lambda: proxy.num_connections > before)
-    eventually(lambda: ranks_alive(served) == 1)
+    until(lambda: proxy.num_connections > before)
+    until(lambda: ranks_alive(served) == 1)
     assert listening.client.samples(1, [0])
 
 
-def test_idle_rank_greets_a_server_that_restarted(tmp_path: Path, eventually: Poll) -> None:
+def test_idle_rank_greets_a_server_that_restarted(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox", RUN)
     with Served(outbox) as first:
         endpoint = first.endpoint
         listening = Listening(endpoint)
         listening.client.hello()
     with listening.client, Served(outbox, endpoint) as second:
-        eventually(lambda: ranks_alive(second) == 1)
-        eventually(lambda: listening.news[-1] == "")
+        until(lambda: ranks_alive(second) == 1)
+        until(lambda: listening.news[-1] == "")
 
 
 def test_stuck_event_loop_looks_dead_to_the_rank_although_its_connection_stands(
-    served: Served, listening: Listening, eventually: Poll
+    served: Served, listening: Listening
 ) -> None:
     release = threading.Event()
     served._loop.call_soon_threadsafe(release.wait, 10)
     try:
-        eventually(lambda: listening.news[-1] != "")
+        until(lambda: listening.news[-1] != "")
     finally:
         release.set()
-    eventually(lambda: listening.news[-1] == "")
+    until(lambda: listening.news[-1] == "")
 
 
 def test_reply_that_takes_longer_than_the_peer_timeout_arrives_in_the_end(

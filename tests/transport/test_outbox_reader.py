@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
@@ -24,14 +23,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
         for step in STEPS:
             served.call(served.server.publish(make_batch(step)), timeout_s=DEADLINE_S)
         yield served
-
-
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
-    heard: list[str] = []
-    sink = logger.add(heard.append, level="WARNING", format="{message}")
-    yield heard
-    logger.remove(sink)
 
 
 @pytest.fixture
@@ -62,13 +53,13 @@ def put_another_batch(path: Path) -> None:
     shutil.copy(path.with_name(batch_path(path.parent, 2).name), path)
 
 
-def test_rows_that_are_seen_are_not_sent(client: BatchClient, served: Served, warnings: list[str]) -> None:
+def test_rows_that_are_seen_are_not_sent(client: BatchClient, served: Served, warnings_seen: list[str]) -> None:
     expected = decode_batch(make_batch(1))
     assert client.manifest(1) is not None
     damage_all_that_is_sent(served)
     assert client.samples(1, [5, 0, 5]) == [expected[5], expected[0], expected[5]]
     assert client.samples(1, []) == []
-    assert not warnings
+    assert not warnings_seen
 
 
 def damage_all_that_is_sent(served: Served) -> None:
@@ -78,15 +69,15 @@ def damage_all_that_is_sent(served: Served) -> None:
 
 @pytest.mark.parametrize("spoil", [Path.unlink, flip_last_byte, cut_short, put_another_batch])
 def test_rows_that_cannot_be_read_are_sent_and_the_reason_is_told_once(
-    client: BatchClient, tmp_path: Path, warnings: list[str], spoil: Callable[[Path], None]
+    client: BatchClient, tmp_path: Path, warnings_seen: list[str], spoil: Callable[[Path], None]
 ) -> None:
     path = batch_path(tmp_path / "seen", 1)
     spoil(path)
     for _ in range(2):
         assert client.samples(1, range(8)) == decode_batch(make_batch(1))
     assert client.samples(2, range(8)) == decode_batch(make_batch(2))
-    assert len(warnings) == 1
-    assert "samples come over the link" in warnings[0]
+    assert len(warnings_seen) == 1
+    assert "samples come over the link" in warnings_seen[0]
 
 
 def test_rows_that_are_damaged_in_the_outbox_itself_are_reported_with_their_path(

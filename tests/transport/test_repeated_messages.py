@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.conftest import Poll
+from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.codec import decode_server_message, encode
@@ -96,7 +96,7 @@ def test_reports_that_come_again_late_take_no_progress_back(served: Served, peer
     assert served.server.outbox.progress == before
 
 
-def test_an_old_greeting_takes_no_commit_back(served: Served, peer: "zmq.Socket[bytes]", eventually: Poll) -> None:
+def test_an_old_greeting_takes_no_commit_back(served: Served, peer: "zmq.Socket[bytes]") -> None:
     """Neither in the middle nor after the goodbye; there it does not bring the rank back either."""
     assert isinstance(ask(peer, HELLO), Welcome)
     assert isinstance(ask(peer, Committed(seq=2, step=1)), Ack)
@@ -105,6 +105,6 @@ def test_an_old_greeting_takes_no_commit_back(served: Served, peer: "zmq.Socket[
     assert isinstance(ask(peer, Bye(seq=3, reason="done")), Ack)
     tell(peer, HELLO)
     peer.send_multipart([b"something", b"else"])
-    eventually(lambda: served.server.rejections().get("garbage") == 1)  # and so it has seen what came before
+    until(lambda: served.server.rejections().get("garbage") == 1)  # and so it has seen what came before
     assert served.server.last_committed == 1
     assert not served.server.peers()

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.conftest import Poll
+from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.client import BatchClient
@@ -104,9 +104,7 @@ def test_frozen_server_is_outlived(tmp_path: Path, processes: Processes) -> None
         server.send_signal(signal.SIGSTOP)
         with ThreadPoolExecutor() as pool:
             samples = pool.submit(client.samples, 1, [0, 1])
-            deadline = time.monotonic() + 10
-            while not heard and time.monotonic() < deadline:
-                time.sleep(0.02)
+            until(lambda: heard)
             server.send_signal(signal.SIGCONT)
             assert len(samples.result(20)) == 2
     assert any("did not" in line for line in heard)
@@ -125,14 +123,14 @@ def test_a_server_that_restarts_serves_the_same_bytes(tmp_path: Path) -> None:
         assert second.server.last_trained == 1
 
 
-def test_a_rank_in_a_long_step_is_known_to_the_new_server(tmp_path: Path, eventually: Poll) -> None:
+def test_a_rank_in_a_long_step_is_known_to_the_new_server(tmp_path: Path) -> None:
     first = Served(Outbox(tmp_path, RUN))
     with first:
         endpoint = first.endpoint
         client = BatchClient(endpoint, RUN, heartbeat_s=0.05)
         client.hello()
     with Served(Outbox(tmp_path, RUN), endpoint) as second:
-        eventually(lambda: [peer.rank for peer in second.server.peers()] == [0])
+        until(lambda: [peer.rank for peer in second.server.peers()] == [0])
         client.close()
 
 
@@ -163,7 +161,7 @@ def test_only_the_first_rank_tells_of_steps_and_checkpoints(tmp_path: Path) -> N
         assert (served.server.last_trained, served.server.last_committed) == (0, 0)
 
 
-def test_every_rank_waits_for_a_server_that_is_away_when_a_step_is_trained(tmp_path: Path, eventually: Poll) -> None:
+def test_every_rank_waits_for_a_server_that_is_away_when_a_step_is_trained(tmp_path: Path) -> None:
     """A rank that went on would wait for the first one in a collective, which fails long before."""
     with Served(Outbox(tmp_path, RUN)) as first:
         first.call(first.server.publish(make_batch(1)))
@@ -176,7 +174,7 @@ def test_every_rank_waits_for_a_server_that_is_away_when_a_step_is_trained(tmp_p
             client.hello()
     with ThreadPoolExecutor() as pool:
         told = [pool.submit(client.trained, 1) for client in ranks]
-        eventually(lambda: all(heard), within_s=30)
+        until(lambda: all(heard), within_s=30)
         assert not any(report.done() for report in told)
         with Served(Outbox(tmp_path, RUN), first.endpoint) as second:
             for report in told:

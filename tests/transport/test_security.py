@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
-from tests.conftest import Poll
+from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from tests.transport.served import Served
 from transport.client import BatchClient
@@ -26,14 +25,6 @@ DISAGREEMENT = "do not agree on security|broke off while greeting"
 def keys(tmp_path: Path) -> Path:
     make_keys(tmp_path / "keys")
     return tmp_path / "keys"
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lambda line: lines.append(str(line)), level="WARNING")
-    yield lines
-    logger.remove(handler)
 
 
 @pytest.fixture
@@ -141,7 +132,7 @@ def test_every_client_key_in_the_folder_is_allowed(tmp_path: Path, keys: Path) -
 
 
 def test_a_key_that_is_not_on_the_list_is_refused_and_named(
-    guarded: Served, keys: Path, tmp_path: Path, log: list[str]
+    guarded: Served, keys: Path, tmp_path: Path, warnings_seen: list[str]
 ) -> None:
     intruder = tmp_path / "intruder"
     make_keys(intruder)
@@ -150,29 +141,27 @@ def test_a_key_that_is_not_on_the_list_is_refused_and_named(
     for _ in range(3):
         with client(guarded, own) as link, pytest.raises(Refused, match="not on the server's allow-list"):
             link.hello()
-    named = [line for line in log if "rejected key from 127.0.0.1" in line]
+    named = [line for line in warnings_seen if "rejected key from 127.0.0.1" in line]
     assert len(named) == 1
     assert own.public.decode()[:8] in named[0]
     assert guarded.server.rejections()["key"] >= 3
 
 
-def test_a_client_without_keys_gets_nothing(guarded: Served, log: list[str], eventually: Poll) -> None:
+def test_a_client_without_keys_gets_nothing(guarded: Served, warnings_seen: list[str]) -> None:
     with client(guarded, None) as link, pytest.raises(NO_WAY_IN, match=DISAGREEMENT):
         link.hello()
     assert guarded.server.peers() == ()
-    eventually(lambda: any("rejected handshake" in line for line in log), within_s=60)
-    assert sum("rejected handshake" in line for line in log) == 1
+    until(lambda: any("rejected handshake" in line for line in warnings_seen), within_s=60)
+    assert sum("rejected handshake" in line for line in warnings_seen) == 1
 
 
-def test_a_client_with_another_servers_key_gets_nothing(
-    guarded: Served, keys: Path, tmp_path: Path, eventually: Poll
-) -> None:
+def test_a_client_with_another_servers_key_gets_nothing(guarded: Served, keys: Path, tmp_path: Path) -> None:
     make_keys(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "server.public", keys / "server.public")
     with client(guarded, CurveKeys.for_client(keys)) as link, pytest.raises(PeerTimeout, match=r"server\.public"):
         link.hello()
     assert guarded.server.peers() == ()
-    eventually(lambda: guarded.server.rejections().get("handshake", 0) >= 1, within_s=60)
+    until(lambda: guarded.server.rejections().get("handshake", 0) >= 1, within_s=60)
 
 
 def test_a_client_with_keys_does_not_talk_to_a_server_without(tmp_path: Path, keys: Path) -> None:

@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +18,7 @@ from inference.torch_engine.weights import model_digest
 from tests.inference.contract_server import Server, make_model, running_server, save_model
 from tests.inference.test_engine_contract import apply, assert_exact, body, generate, order, served, until_health
 from tests.inference.tiny import publish
+from tests.support.waiting import until
 from transport.generation import PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -39,13 +38,6 @@ def health_of(server: Server) -> "dict[str, object] | None":
             return report
     except (OSError, ValueError):
         return None
-
-
-def wait_until(condition: Callable[[], object], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.1)
 
 
 def children(server: Server, word: str) -> "list[psutil.Process]":
@@ -92,8 +84,8 @@ async def test_abort_gives_requests_up_and_killed_engine_comes_back_with_version
         assert set(versions) <= {0}
         first = children(server, "vllm.entrypoints")[0].pid
         os.kill(children(server, "EngineCore")[0].pid, signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(first), within_s=60)
-        wait_until(lambda: (health_of(server) or {}).get("status") == "ok", within_s=240)
+        until(lambda: not psutil.pid_exists(first), within_s=60)
+        until(lambda: (health_of(server) or {}).get("status") == "ok", within_s=240)
         report = health_of(server)
         assert report is not None
         assert (report["version"], report["digest"]) == (0, model_digest(make_model(0)))
@@ -114,7 +106,7 @@ def test_admin_routes_are_off_without_a_token_and_dev_routes_do_not_exist(tmp_pa
         vllm = [child.pid for child in children(server, "vllm")]
         server.process.kill()  # the guardian ends what a killed service leaves behind
         server.process.wait(30)
-        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in vllm), within_s=60)
+        until(lambda: not any(psutil.pid_exists(pid) for pid in vllm), within_s=60)
 
 
 def test_argument_that_vllm_does_not_know_is_one_line_and_exit_code_2(tmp_path: Path, model_dir: Path) -> None:

@@ -14,7 +14,7 @@ from inference.vllm_engine.command import vllm_environment
 from inference.vllm_engine.engine import VllmEngine
 from inference.vllm_engine.settings import VARIABLE
 from inference.vllm_engine.weight_engine import PublishedWeightEngine
-from tests.conftest import Poll
+from tests.support.waiting import until
 from transport.generation import ServedWeights
 
 
@@ -52,9 +52,7 @@ class SlowIntake:
         raise WeightsRefused(f"version {version} is broken")
 
 
-def test_worker_does_not_wait_for_a_transfer_that_was_given_up(
-    monkeypatch: pytest.MonkeyPatch, eventually: Poll
-) -> None:
+def test_worker_does_not_wait_for_a_transfer_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not decode meanwhile."""
     config = InferenceConfig.model_validate({"model": {"path": "models/tiny"}, "engine": "vllm"})
     monkeypatch.setenv(VARIABLE, vllm_environment(config, {})[VARIABLE])
@@ -63,11 +61,11 @@ def test_worker_does_not_wait_for_a_transfer_that_was_given_up(
     intake = SlowIntake()
     engine._intake = intake  # type: ignore[assignment]
     engine.stage("slow", 1)
-    eventually(lambda: intake.given_up is not None, within_s=60)
+    until(lambda: intake.given_up is not None, within_s=60)
     engine.stage("broken", 2)
     assert intake.given_up is not None
     assert intake.given_up.is_set()
     assert engine.staging() is None
     intake.may_end.set()
-    eventually(lambda: engine.staging() is not None, within_s=60)
+    until(lambda: engine.staging() is not None, within_s=60)
     assert engine.staging() == "version 2 is broken", "what came too late is not staged"

@@ -1,6 +1,5 @@
 """What a run has trained can be trained again without an orchestrator, and ends with the same bits."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.kills import FIRST_ACT, Aim
 from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.exactly_once.signs import SIGNS
+from tests.support.waiting import until
 from transport.batch import build_batch, decode_rows
 from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
@@ -25,9 +25,7 @@ def replay(run: FixedRun, recording: Path, trainer: Nursery) -> tuple[str, str]:
     """Hashes of the weights and of the state that the recording leads to."""
     output = run.folder / f"{run.name}.log"
     child = trainer.start(run.trainer("--replay", str(recording)), output)
-    deadline = time.monotonic() + DEADLINE_S
-    while child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: child.poll() is not None, DEADLINE_S)
     assert child.poll() == 0, output.read_text()
     checkpoint = run.path / "checkpoints" / f"step-{run.max_steps:08d}"
     weights = run.path / "weights" / f"v{run.max_steps:08d}"

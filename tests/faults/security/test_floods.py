@@ -15,7 +15,7 @@ import zmq
 
 from benchmarks.attacked_server import NUM_SAMPLES, RUN
 from benchmarks.hostile_frames import Attacker, Victim, attacked_server
-from tests.conftest import Poll
+from tests.support.waiting import until
 from transport.client import BatchClient
 from transport.limits import Limits
 
@@ -95,7 +95,7 @@ def is_closed(connection: socket.socket) -> bool:
     ids=["http", "http pipelined", "tls", "not ready", "endless command", "bytes", "nothing"],
 )
 def test_who_does_not_speak_our_protocol_is_named_once_when_it_leaves(
-    siege: Siege, address: str, first_words: bytes, eventually: Poll
+    siege: Siege, address: str, first_words: bytes
 ) -> None:
     def knock() -> bool:
         with siege.caller(address) as caller:
@@ -103,13 +103,13 @@ def test_who_does_not_speak_our_protocol_is_named_once_when_it_leaves(
             assert siege.serves()
         return bool(siege.lines_about(address))
 
-    eventually(knock, within_s=30)
+    until(knock, within_s=30)
     assert siege.serves()
     knock()
     assert len(siege.lines_about(address)) == 1
 
 
-def test_unfinished_greetings_are_cut_off_and_keep_nobody_waiting(siege: Siege, eventually: Poll) -> None:
+def test_unfinished_greetings_are_cut_off_and_keep_nobody_waiting(siege: Siege) -> None:
     with ExitStack() as stack:
         callers = [stack.enter_context(siege.caller("127.0.0.41")) for _ in range(200)]
         for number, caller in enumerate(callers):
@@ -123,7 +123,7 @@ def test_unfinished_greetings_are_cut_off_and_keep_nobody_waiting(siege: Siege, 
             waiting.difference_update([caller for caller in waiting if is_closed(caller)])
             return not waiting
 
-        eventually(all_cut_off, within_s=30)
+        until(all_cut_off, within_s=30)
     assert siege.serves()
     assert len(siege.lines_about("127.0.0.41")) == 1
 
@@ -143,9 +143,7 @@ def test_message_of_a_hundred_thousand_parts_is_dropped_whole(siege: Siege) -> N
 @pytest.mark.parametrize(
     ("address", "size"), [("127.0.0.43", Limits().max_request_bytes + 5000), ("127.0.0.44", 64 << 20)]
 )
-def test_oversize_frame_ends_the_connection_before_it_is_read(
-    siege: Siege, address: str, size: int, eventually: Poll
-) -> None:
+def test_oversize_frame_ends_the_connection_before_it_is_read(siege: Siege, address: str, size: int) -> None:
     before = siege.victim.process.memory_info().rss
     with siege.dealer(address) as peer:
         monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -159,13 +157,13 @@ def test_oversize_frame_ends_the_connection_before_it_is_read(
         monitor.close()
     assert siege.serves()
     assert siege.victim.process.memory_info().rss - before < GROWTH_BYTES
-    eventually(lambda: len(siege.lines_about(address)) == 1)
+    until(lambda: len(siege.lines_about(address)) == 1)
 
 
-def test_largest_frame_that_is_read_is_named_and_dropped(siege: Siege, eventually: Poll) -> None:
+def test_largest_frame_that_is_read_is_named_and_dropped(siege: Siege) -> None:
     with siege.dealer("127.0.0.45") as peer:
         peer.send(bytes(Limits().max_request_bytes + 1))
-        eventually(lambda: len(siege.lines_about("127.0.0.45")) == 1)
+        until(lambda: len(siege.lines_about("127.0.0.45")) == 1)
     assert "rejected oversize" in siege.lines_about("127.0.0.45")[0]
     assert siege.serves()
 
@@ -177,7 +175,7 @@ def attack_is_over(siege: Siege) -> None:
     attacker.close()
 
 
-def test_many_connections_that_come_and_go_leave_nothing_behind(siege: Siege, eventually: Poll) -> None:
+def test_many_connections_that_come_and_go_leave_nothing_behind(siege: Siege) -> None:
     def num_files() -> int:
         return siege.victim.process.num_fds()
 
@@ -185,5 +183,5 @@ def test_many_connections_that_come_and_go_leave_nothing_behind(siege: Siege, ev
     for _ in range(300):
         with siege.caller("127.0.0.46") as caller:
             caller.sendall(HTTP)
-    eventually(lambda: num_files() <= before + 2, within_s=30)
+    until(lambda: num_files() <= before + 2, within_s=30)
     assert siege.serves()

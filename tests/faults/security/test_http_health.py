@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import pytest
-from loguru import logger
 
 from runtime.health import Health
 from runtime.health_server import HealthServer
-from tests.conftest import Poll
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -22,14 +21,6 @@ def server() -> Iterator[HealthServer]:
     health.ready()
     with closing(HealthServer(health, host="127.0.0.1", port=0)) as server:
         yield server
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lambda line: lines.append(str(line)), level="WARNING", format="{message}")
-    yield lines
-    logger.remove(handler)
 
 
 def status(server: HealthServer) -> str:
@@ -41,7 +32,7 @@ def connect(server: HealthServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), 5)
 
 
-def test_callers_that_never_finish_shut_nobody_out_and_are_bounded(server: HealthServer, eventually: Poll) -> None:
+def test_callers_that_never_finish_shut_nobody_out_and_are_bounded(server: HealthServer) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         for number in range(300):
@@ -50,8 +41,8 @@ def test_callers_that_never_finish_shut_nobody_out_and_are_bounded(server: Healt
             if number % 50 == 0:
                 assert status(server) == "ok"
         assert status(server) == "ok"
-        eventually(lambda: threading.active_count() <= before + 65)
-    eventually(lambda: threading.active_count() <= before)
+        until(lambda: threading.active_count() <= before + 65)
+    until(lambda: threading.active_count() <= before)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +59,7 @@ def test_callers_that_never_finish_shut_nobody_out_and_are_bounded(server: Healt
     ids=["zeros", "long path", "many headers", "post", "delete", "traversal", "tls"],
 )
 def test_garbage_gets_an_error_and_leaves_no_trace(
-    server: HealthServer, words: bytes, log: list[str], capfd: pytest.CaptureFixture[str]
+    server: HealthServer, words: bytes, warnings_seen: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with connect(server) as caller:
         caller.sendall(words)
@@ -77,25 +68,25 @@ def test_garbage_gets_an_error_and_leaves_no_trace(
         with contextlib.suppress(ConnectionError):
             assert b" 200 " not in caller.recv(4096).split(b"\r\n")[0]
     assert status(server) == "ok"
-    assert log == []
+    assert warnings_seen == []
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_caller_that_hangs_up_leaves_no_traceback(
-    server: HealthServer, log: list[str], capfd: pytest.CaptureFixture[str]
+    server: HealthServer, warnings_seen: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(20):
         with connect(server) as caller:
             caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # close with a reset
             caller.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     assert status(server) == "ok"
-    assert log == []
+    assert warnings_seen == []
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_open_endpoint_says_so_once(log: list[str]) -> None:
+def test_open_endpoint_says_so_once(warnings_seen: list[str]) -> None:
     with closing(HealthServer(Health("trainer", 60), host="0.0.0.0", port=0)) as server:
         assert server.url.startswith("http://127.0.0.1:")
-    assert [line.strip() for line in log] == [
+    assert [line.strip() for line in warnings_seen] == [
         f"/health and /metrics on 0.0.0.0:{server.port} can be read from other machines"
     ]

@@ -1,15 +1,13 @@
 """Who is reachable from other machines without keys or a token says so again and again, not only at the start."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from inference.config import InferenceConfig
 from inference.server import exposure
-from tests.conftest import Poll
+from tests.support.waiting import until, until_async
 from tests.transport.samples import RUN
 from tests.transport.served import Served
 from transport import server, weight_server
@@ -24,54 +22,40 @@ TIMES = 3
 DEADLINE_S = 30.0
 
 
-@pytest.fixture
-def reminders() -> Iterator[list[str]]:
-    """The lines about exposure."""
-    lines: list[str] = []
-
-    def keep(line: str) -> None:
-        if "reachable from other machines" in line:
-            lines.append(line)
-
-    handler = logger.add(keep, level="WARNING", format="{message}")
-    yield lines
-    logger.remove(handler)
+def reminders(warnings: list[str]) -> list[str]:
+    return [line for line in warnings if "reachable from other machines" in line]
 
 
 def test_a_minute_is_a_minute() -> None:
     assert server._INSECURE_WARNING_S == weight_server._INSECURE_WARNING_S == exposure._REMINDER_S == 60.0
 
 
-def test_batch_server(tmp_path: Path, reminders: list[str], monkeypatch: pytest.MonkeyPatch, eventually: Poll) -> None:
+def test_batch_server(tmp_path: Path, warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_INSECURE_WARNING_S", OFTEN_S)
     with Served(Outbox(tmp_path, RUN), OPEN, insecure=True, park_s=0.02) as served:
-        eventually(lambda: len(reminders) >= TIMES, within_s=DEADLINE_S)
-        assert reminders[-1].startswith(served.endpoint)
+        until(lambda: len(reminders(warnings_seen)) >= TIMES, within_s=DEADLINE_S)
+        assert reminders(warnings_seen)[-1].startswith(served.endpoint)
 
 
-def test_weight_server(reminders: list[str], monkeypatch: pytest.MonkeyPatch, eventually: Poll) -> None:
+def test_weight_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_server, "_INSECURE_WARNING_S", OFTEN_S)
     with WeightServer(OPEN, RUN, WeightStore(1), insecure=True) as open_server:
-        eventually(lambda: len(reminders) >= TIMES, within_s=DEADLINE_S)
-        assert reminders[-1].startswith(open_server.endpoint)
+        until(lambda: len(reminders(warnings_seen)) >= TIMES, within_s=DEADLINE_S)
+        assert reminders(warnings_seen)[-1].startswith(open_server.endpoint)
 
 
-async def test_inference_server(reminders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inference_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposure, "_REMINDER_S", OFTEN_S)
     config = InferenceConfig(model={"path": "model"}, server={"host": "0.0.0.0", "insecure": True})
-    enough = asyncio.Event()
-    handler = logger.add(lambda _: enough.set() if len(reminders) >= TIMES else None, level="WARNING")
     reminding = asyncio.create_task(exposure.remind_of_exposure(config))
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            await enough.wait()
+        await until_async(lambda: len(reminders(warnings_seen)) >= TIMES, DEADLINE_S)
     finally:
-        logger.remove(handler)
         reminding.cancel()
         await asyncio.wait([reminding])
 
 
-async def test_servers_of_this_machine_have_nothing_to_say(reminders: list[str]) -> None:
+async def test_servers_of_this_machine_have_nothing_to_say(warnings_seen: list[str]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         await exposure.remind_of_exposure(InferenceConfig(model={"path": "model"}))
-    assert reminders == []
+    assert reminders(warnings_seen) == []

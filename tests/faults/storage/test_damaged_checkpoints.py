@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loguru import logger
 
 from runtime.exit_codes import ExitCode
 from tests.faults.storage.services import Services
@@ -53,14 +52,6 @@ def finished(nurseries, model_path: Path, recording: Path, tmp_path_factory: pyt
 def run(finished: Path, tmp_path: Path) -> Path:
     """A copy of it to damage."""
     return shutil.copytree(finished, tmp_path / RUN_ID)
-
-
-@pytest.fixture
-def warnings_seen() -> Iterator[list[str]]:
-    seen: list[str] = []
-    sink = logger.add(lambda message: seen.append(message.record["message"]), level="WARNING")
-    yield seen
-    logger.remove(sink)
 
 
 def replay(model: Path, recording: Path, runs: Path) -> list[str]:

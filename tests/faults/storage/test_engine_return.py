@@ -1,12 +1,10 @@
 """Row 6: `kill -9` of real engines in the middle of a run, and their return under the same address."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from orchestrator.engines.http import HttpEngine
 from orchestrator.ledger import LEDGER_NAME, read_ledger
@@ -19,6 +17,7 @@ from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.services import TIMEOUT_S, Services
 from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, run_orchestrator, training
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
+from tests.support.waiting import until, until_async
 from transport.client import BatchClient
 
 pytestmark = pytest.mark.integration
@@ -39,22 +38,12 @@ class PublishingTrainer(StandInTrainer):
         step = client.hello()
         while (manifest := client.manifest(step)) is not None:
             self.batches[step] = client.samples(step, range(manifest.num_samples))
-            deadline = time.monotonic() + TIMEOUT_S
-            while step > self.may_train and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda step=step: step <= self.may_train, TIMEOUT_S)
             weights = self._source.publish(step)
             client.weights_published(step, weights.manifest_path, weights.digest)
             client.trained(step)
             self._commit(client, step)
             step += 1
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), format="{level} {message}", level="INFO")
-    yield lines
-    logger.remove(sink)
 
 
 @pytest.fixture
@@ -71,15 +60,8 @@ def engines(inference_nursery: Nursery, tmp_path: Path, model_path: Path) -> Ite
         engine.kill()
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {TIMEOUT_S:g} s for {what}"
-        await asyncio.sleep(0.01)
-
-
 async def test_killed_engines_cost_no_rollout_and_come_back_with_the_current_weights(
-    engines: list[EngineProcess], tmp_path: Path, model_path: Path, log: list[str]
+    engines: list[EngineProcess], tmp_path: Path, model_path: Path, log_lines: list[str]
 ) -> None:
     mortal, other = engines
     urls = [engine.url for engine in engines]
@@ -93,24 +75,26 @@ async def test_killed_engines_cost_no_rollout_and_come_back_with_the_current_wei
     pool = HttpEngine(config.engines, TOKEN)
 
     async def disturb() -> None:
-        await until(lambda: 2 in trainer.batches, "two batches")
+        await until_async(lambda: 2 in trainer.batches, TIMEOUT_S)
         mortal.kill()
         trainer.may_train = 4
-        await until(lambda: f"engine {mortal.url} is out of service, 1 of 2 are left" in "".join(log), "the loss")
-        await until(lambda: 5 in trainer.batches, "batches made by one engine")
+        await until_async(
+            lambda: f"engine {mortal.url} is out of service, 1 of 2 are left" in "".join(log_lines), TIMEOUT_S
+        )
+        await until_async(lambda: 5 in trainer.batches, TIMEOUT_S)
         mortal.start()
-        await until(lambda: f"engine {mortal.url} is back in service" in "".join(log), "the return")
+        await until_async(lambda: f"engine {mortal.url} is back in service" in "".join(log_lines), TIMEOUT_S)
         assert mortal.num_sampled_tokens == 0, "it gets the weights before it gets requests"
         assert mortal.versions[-1] >= 4
         trainer.may_train = 6
-        await until(lambda: 7 in trainer.batches and mortal.num_sampled_tokens > 0, "work for both")
-        log.clear()
+        await until_async(lambda: 7 in trainer.batches and mortal.num_sampled_tokens > 0, TIMEOUT_S)
+        log_lines.clear()
         mortal.kill()
         other.kill()
         trainer.may_train = MAX_STEPS
-        await until(lambda: not pool.availability.is_open, "the outage")
+        await until_async(lambda: not pool.availability.is_open, TIMEOUT_S)
         other.start()
-        await until(lambda: f"engine {other.url} is back in service" in "".join(log), "the end of the outage")
+        await until_async(lambda: f"engine {other.url} is back in service" in "".join(log_lines), TIMEOUT_S)
         mortal.start()
 
     with training(trainer):
@@ -134,8 +118,8 @@ async def test_an_outage_that_lasts_ends_in_a_stall_that_names_the_engine(
         config = ORCHESTRATOR.replace('backend = "scripted"', f'urls = ["{server.url}"]')
         (run.folder / "orchestrator.toml").write_text(config)
         services.start("orchestrator", arguments)
-        await until(lambda: server.num_generate > 20 or services.exit_code("orchestrator"), "requests")
-    await until(lambda: services.exit_code("orchestrator") is not None, "the end")
+        await until_async(lambda: server.num_generate > 20 or services.exit_code("orchestrator"), TIMEOUT_S)
+    await until_async(lambda: services.exit_code("orchestrator") is not None, TIMEOUT_S)
     output = services.output("orchestrator")
     assert services.exit_code("orchestrator") == ExitCode.STALLED, output
     assert f"engine {server.url} is out of service, 0 of 1 are left" in output

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loguru import logger
 
 from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
@@ -26,6 +25,7 @@ from tests.faults.storage.save_kills import lines
 from tests.faults.storage.services import TIMEOUT_S
 from tests.faults.storage.whole_files import check_whole
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
+from tests.support.waiting import until_async
 from transport.progress import PublishedWeights
 from transport.weights import version_dir
 
@@ -55,14 +55,6 @@ def source(tmp_path: Path, model_path: Path) -> Announcements:
     return Announcements(tmp_path / "run" / "weights", RUN_ID, model_path)
 
 
-@pytest.fixture
-def warnings_seen() -> Iterator[list[str]]:
-    seen: list[str] = []
-    sink = logger.add(lambda message: seen.append(message.record["message"]), level="WARNING")
-    yield seen
-    logger.remove(sink)
-
-
 @asynccontextmanager
 async def following(url: str, source: Announcements, update_timeout_s: float = 10.0) -> AsyncIterator[Policy]:
     """The orchestrator's own policy loop and engine pool, without the rest of it."""
@@ -78,13 +70,6 @@ async def following(url: str, source: Announcements, update_timeout_s: float = 1
             loop.cancel()
     finally:
         await pool.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        await asyncio.sleep(0.01)
 
 
 def shard_of(folder: Path) -> Path:
@@ -125,14 +110,14 @@ async def test_a_damaged_publish_leaves_the_old_weights_in_service_until_a_whole
             damage(version_dir(root, version))
             warnings_seen.clear()
             source.announce(weights)
-            await until(lambda: len(warnings_seen) >= 2)
+            await until_async(lambda: len(warnings_seen) >= 2, TIMEOUT_S)
             assert policy.live == version - 1
             said = f"version {version} is not live, {version - 1} stays: {engine.url}"
             for warning in warnings_seen:
                 assert warning.startswith(said)
                 assert reason in warning
             source.publish(version)
-            await until(lambda version=version: policy.live == version)
+            await until_async(lambda version=version: policy.live == version, TIMEOUT_S)
     assert engine.versions == [1, 2, 3, 4]
 
 
@@ -141,13 +126,13 @@ async def test_an_engine_that_says_yes_and_serves_the_old_weights_is_named_with_
 ) -> None:
     async with serving(EngineServer(lies_about_weights=True)) as liar, following(liar.url, source) as policy:
         source.announce(source.publish(1))
-        await until(lambda: len(warnings_seen) >= 3)
+        await until_async(lambda: len(warnings_seen) >= 3, TIMEOUT_S)
         assert policy.live == 0
         assert all(f"version 1 is not live, 0 stays: {liar.url} should serve version 1" in w for w in warnings_seen)
         assert all("serves version 0 (scripted-0)" in warning for warning in warnings_seen)
         liar.lies_about_weights = False
         source.announce(PublishedWeights(version=1, manifest_path="v1", digest="digest-1"))
-        await until(lambda: policy.live == 1)
+        await until_async(lambda: policy.live == 1, TIMEOUT_S)
 
 
 async def test_an_engine_with_the_right_version_of_other_weights_is_not_believed(
@@ -156,7 +141,7 @@ async def test_an_engine_with_the_right_version_of_other_weights_is_not_believed
     async with serving(EngineServer()) as server, following(server.url, source) as policy:
         weights = source.publish(1)
         source.announce(weights)
-        await until(lambda: len(warnings_seen) >= 2)
+        await until_async(lambda: len(warnings_seen) >= 2, TIMEOUT_S)
         assert policy.live == 0
         assert f"should serve version 1 ({weights.digest}), answered version 1 (digest-1)" in warnings_seen[0]
 
@@ -167,7 +152,7 @@ async def test_a_frozen_engine_that_missed_five_versions_jumps_to_the_newest(
     root = tmp_path / "run" / "weights"
     async with following(engine.url, source, update_timeout_s=0.5) as policy:
         source.announce(source.publish(1))
-        await until(lambda: policy.live == 1)
+        await until_async(lambda: policy.live == 1, TIMEOUT_S)
         engine.freeze()
         for version in range(2, 7):
             source.announce(source.publish(version))
@@ -175,7 +160,7 @@ async def test_a_frozen_engine_that_missed_five_versions_jumps_to_the_newest(
         assert policy.live == 1
         assert sorted(path.name for path in root.iterdir()) == ["v00000005", "v00000006"]
         engine.thaw()
-        await until(lambda: policy.live == 6)
+        await until_async(lambda: policy.live == 6, TIMEOUT_S)
     assert engine.versions[0] == 1
     assert engine.versions[-1] == 6
     assert 3 not in engine.versions

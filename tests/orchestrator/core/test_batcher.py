@@ -20,6 +20,7 @@ from orchestrator.rollout_log import RolloutLog
 from runtime.errors import StorageError
 from runtime.health import Health
 from tests.orchestrator.core.builders import make_group, make_ticket
+from tests.support.waiting import until_async
 from transport.batch import EncodedBatch, decode_batch
 from transport.errors import OutboxError
 from transport.outbox import Outbox
@@ -82,11 +83,7 @@ class Bench:
         self.batcher.notify()
 
     async def poll(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while True:
-                await asyncio.sleep(0.002)
-                if condition():
-                    return
+        await until_async(condition, 20)
 
 
 @asynccontextmanager

@@ -3,12 +3,9 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
-from loguru import logger
 
 from orchestrator.acceptance import lost_tries
 from orchestrator.config import OrchestratorConfig
@@ -21,14 +18,6 @@ from runtime.metrics import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, make_engine, run_toy
 from transport.generation import GenerateRequest
-
-
-@pytest.fixture
-def log_lines() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), format="{level} {message}", level="DEBUG")
-    yield lines
-    logger.remove(handler)
 
 
 def policy_config(folder: Path, **env: Any) -> OrchestratorConfig:

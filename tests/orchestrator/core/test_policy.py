@@ -11,6 +11,7 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.policy import Policy
 from runtime.errors import PeerLostError, UserError
 from runtime.health import Health
+from tests.support.waiting import until_async
 from transport.generation import ServedWeights
 from transport.progress import PublishedWeights
 
@@ -74,13 +75,10 @@ def make_policy(engine: FlakyEngine, source: Announcements, live: list[int] | No
     return policy
 
 
-async def follow(policy: Policy, until: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+async def follow(policy: Policy, condition: Callable[[], bool]) -> None:
+    async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(policy.run())
-        while True:
-            await asyncio.sleep(0.005)
-            if until():
-                break
+        await until_async(condition, 20)
         loop.cancel()
 
 

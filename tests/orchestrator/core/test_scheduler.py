@@ -3,11 +3,10 @@
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from loguru import logger
 
 from orchestrator import scheduler as scheduler_module
 from orchestrator.acceptance import accept
@@ -31,6 +30,7 @@ from orchestrator.scheduler import EnvSlot, Scheduler
 from runtime.health import Health
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv
+from tests.support.waiting import until_async
 from transport.generation import ServedWeights
 
 
@@ -86,21 +86,10 @@ class Bench:
         )
 
     async def run_until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(self.scheduler.run())
-            while True:
-                await asyncio.sleep(0.002)
-                if condition():
-                    break
+            await until_async(condition, 20)
             loop.cancel()
-
-
-@pytest.fixture
-def log_lines() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), format="{level} {message}", level="DEBUG")
-    yield lines
-    logger.remove(handler)
 
 
 async def test_no_more_rollouts_run_than_allowed(tmp_path: Path) -> None:
@@ -158,7 +147,7 @@ async def test_each_failure_is_logged_once_and_the_group_only_counts(tmp_path: P
     await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
     first = env.requests[0].group_id
     failures = [line for line in log_lines if f"{first}#" in line]
-    assert failures == [f"WARNING rollout {first}#0 failed: env_error: boom\n"]
+    assert failures == [f"WARNING rollout {first}#0 failed: env_error: boom"]
     final = [line for line in log_lines if f"group {first} is final" in line]
     assert len(final) == 1
     assert "3 of 4 rollouts came back" in final[0]

@@ -13,7 +13,7 @@ from orchestrator.engines.discovery import expand
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.protocol import EngineError
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
-from tests.orchestrator.edge.polling import until
+from tests.support.waiting import until_async
 from transport.generation import GenerateRequest
 from transport.tensor import EncodedTensor
 
@@ -81,7 +81,7 @@ async def test_new_address_gets_the_current_weights_before_requests() -> None:
         await engine.apply_weights("weights/v3", 3, "digest-3")
         assert second.asked_versions == []
         names.addresses = ["127.0.0.1", "127.0.0.2"]
-        await until(lambda: len(engine._pool.in_service()) == 2, PATIENCE_S)
+        await until_async(lambda: len(engine._pool.in_service()) == 2, PATIENCE_S)
         await asyncio.gather(*(ask(engine, number) for number in range(8)))
         assert (await engine.served()).version == 3
     assert second.asked_versions == [3]
@@ -92,7 +92,7 @@ async def test_address_that_is_gone_leaves_and_the_rest_goes_on() -> None:
     names = Names(["127.0.0.1", "127.0.0.2"])
     async with two_servers() as (first, second), pool(names, first.url.rsplit(":", 1)[1]) as engine:
         names.addresses = ["127.0.0.2"]
-        await until(lambda: [replica.url for replica in engine._pool.replicas] == [second.url], PATIENCE_S)
+        await until_async(lambda: [replica.url for replica in engine._pool.replicas] == [second.url], PATIENCE_S)
         before = first.num_generate
         await asyncio.gather(*(ask(engine, number) for number in range(4)))
         assert first.num_generate == before
@@ -104,7 +104,7 @@ async def test_resolver_that_fails_empties_no_pool() -> None:
     async with two_servers() as (first, _), pool(names, first.url.rsplit(":", 1)[1]) as engine:
         names.addresses = []
         asked = names.num_asked
-        await until(lambda: names.num_asked > asked + 2, PATIENCE_S)
+        await until_async(lambda: names.num_asked > asked + 2, PATIENCE_S)
         await ask(engine, 0)
         assert engine.availability.is_open
 
@@ -114,7 +114,7 @@ async def test_name_without_an_address_at_start_is_waited_for() -> None:
     async with two_servers() as (first, _):
 
         async def appear() -> None:
-            await until(lambda: names.num_asked > 1, PATIENCE_S)
+            await until_async(lambda: names.num_asked > 1, PATIENCE_S)
             names.addresses = ["127.0.0.1"]
 
         appearing = asyncio.create_task(appear())

@@ -13,7 +13,7 @@ from orchestrator.engines.pool import EnginePool
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.replica import Replica, least_loaded
 from orchestrator.engines.retry import LONGEST_WAIT_S, backoff_s, parse_retry_after
-from tests.orchestrator.edge.polling import until
+from tests.support.waiting import until_async
 
 
 async def make_replicas(*names: str) -> list[Replica]:
@@ -112,13 +112,13 @@ async def test_outage_begins_with_the_last_engine_and_ends_with_the_first() -> N
         assert availability.is_open
         pool.leave(replicas[1], "killed")
         picking = tasks.create_task(pool.pick())
-        await until(lambda: availability.reason in ("a is loading", "b is loading"))
+        await until_async(lambda: availability.reason in ("a is loading", "b is loading"))
         assert not picking.done()
         ready.add("b")
         assert (await picking).url == "b"
         assert availability.num_outages == 1
         ready.add("a")
-        await until(lambda: len(pool.in_service()) == 2)
+        await until_async(lambda: len(pool.in_service()) == 2)
         tending.cancel()
 
 

@@ -1,29 +1,20 @@
 """Engines that die, lie, lag behind and come back: real servers that are closed and opened again on their port."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from loguru import logger
 
 from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.protocol import EngineError
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, Misbehave, dead, serving
-from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.test_http_engine import ask, hang, status
+from tests.support.waiting import until_async
 from transport.generation import ServedWeights
 
 AS_STARTED = ServedWeights(version=0, digest="scripted-0")
-
-
-@pytest.fixture
-def log() -> Iterator[list[str]]:
-    lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), format="{level} {message}", level="INFO")
-    yield lines
-    logger.remove(sink)
 
 
 @asynccontextmanager
@@ -61,20 +52,20 @@ async def burst(engine: HttpEngine, count: int, first: int = 0) -> set[int]:
     return {span.version for reply in replies for span in reply.versions}
 
 
-async def test_requests_of_a_dead_engine_go_to_another_one(log: list[str]) -> None:
+async def test_requests_of_a_dead_engine_go_to_another_one(log_lines: list[str]) -> None:
     dying = EngineServer(misbehaviours=[hang] * 8)
     async with serving(EngineServer()) as alive, serving(dying), tended(dying, alive) as engine:
         asking = asyncio.create_task(burst(engine, 16))
-        await until(lambda: dying.num_generate == 8)
+        await until_async(lambda: dying.num_generate == 8)
         async with dead(dying):
             assert await asking == {0}
             assert alive.num_generate == 16
             await burst(engine, 6)
             assert alive.num_generate == 22, "an engine that is out of service gets no request"
-    assert sum("is out of service, 1 of 2 are left" in line and dying.url in line for line in log) == 1
+    assert sum("is out of service, 1 of 2 are left" in line and dying.url in line for line in log_lines) == 1
 
 
-async def test_an_engine_that_comes_back_gets_the_weights_before_the_first_request(log: list[str]) -> None:
+async def test_an_engine_that_comes_back_gets_the_weights_before_the_first_request(log_lines: list[str]) -> None:
     async with serving(EngineServer()) as alive, serving(EngineServer()) as mortal, tended(mortal, alive) as engine:
         await apply(engine, 1)
         async with dead(mortal, AS_STARTED):
@@ -87,7 +78,7 @@ async def test_an_engine_that_comes_back_gets_the_weights_before_the_first_reque
             answered |= await burst(engine, 8)
         assert answered == set(mortal.sampled_versions[-mortal.num_generate :]) == {3}
         assert mortal.asked_versions == [1, 3], "the version in between is skipped"
-    assert any(f"engine {mortal.url} is back in service with version 3" in line for line in log)
+    assert any(f"engine {mortal.url} is back in service with version 3" in line for line in log_lines)
 
 
 async def test_a_version_goes_live_on_the_healthy_ones_while_a_dead_one_is_out() -> None:
@@ -101,13 +92,13 @@ async def test_a_version_goes_live_on_the_healthy_ones_while_a_dead_one_is_out()
         assert alive.engine.weights.version == 2
 
 
-async def test_an_engine_that_was_restarted_unnoticed_is_found_out_by_its_first_reply(log: list[str]) -> None:
+async def test_an_engine_that_was_restarted_unnoticed_is_found_out_by_its_first_reply(log_lines: list[str]) -> None:
     async with serving(EngineServer()) as one, serving(EngineServer()) as two, tended(one, two) as engine:
         await apply(engine, 3)
         two.engine.weights = AS_STARTED
         assert await burst(engine, 8) == {3}, "nothing of the old version comes through"
-        await until(lambda: two.engine.weights.version == 3)
-    assert any(f"engine {two.url} is out of service" in line and "version 0" in line for line in log)
+        await until_async(lambda: two.engine.weights.version == 3)
+    assert any(f"engine {two.url} is out of service" in line and "version 0" in line for line in log_lines)
 
 
 async def test_all_engines_out_is_an_outage_that_requests_wait_out() -> None:
@@ -115,7 +106,7 @@ async def test_all_engines_out_is_an_outage_that_requests_wait_out() -> None:
         await apply(engine, 1)
         async with dead(server, AS_STARTED):
             asking = asyncio.create_task(burst(engine, 4))
-            await until(lambda: not engine.availability.is_open)
+            await until_async(lambda: not engine.availability.is_open)
             assert server.url in engine.availability.reason
             assert not asking.done()
             with pytest.raises(EngineError, match=f"no engine is in service: .*{server.url}"):
@@ -132,7 +123,7 @@ async def test_a_torn_publish_does_not_keep_an_engine_out() -> None:
             await engine.apply_weights("corrupt", 2, "digest-2")
         async with dead(server, AS_STARTED):
             asking = asyncio.create_task(burst(engine, 4))
-            await until(lambda: not engine.availability.is_open)
+            await until_async(lambda: not engine.availability.is_open)
         assert await asking == {1}
 
 
@@ -140,12 +131,12 @@ async def test_before_the_first_update_an_engine_comes_back_with_the_weights_it_
     async with serving(EngineServer()) as server, tended(server) as engine:
         async with dead(server):
             asking = asyncio.create_task(burst(engine, 4))
-            await until(lambda: not engine.availability.is_open)
+            await until_async(lambda: not engine.availability.is_open)
         assert await asking == {0}
         async with dead(server, ServedWeights(version=0, digest="of another model")):
             asking = asyncio.create_task(burst(engine, 4))
-            await until(lambda: not engine.availability.is_open)
-        await until(lambda: "serves version 0 (of another model)" in engine.availability.reason)
+            await until_async(lambda: not engine.availability.is_open)
+        await until_async(lambda: "serves version 0 (of another model)" in engine.availability.reason)
         asking.cancel()
 
 
@@ -165,13 +156,13 @@ async def test_an_engine_of_another_vocabulary_is_not_taken_back() -> None:
     async with serving(EngineServer()) as server, tended(server) as engine:
         async with dead(server):
             asking = asyncio.create_task(burst(engine, 4))
-            await until(lambda: not engine.availability.is_open)
+            await until_async(lambda: not engine.availability.is_open)
             server.vocab_size = 99
-        await until(lambda: "vocabulary of 99, not 64" in engine.availability.reason)
+        await until_async(lambda: "vocabulary of 99, not 64" in engine.availability.reason)
         asking.cancel()
 
 
-async def test_an_engine_that_serves_the_old_version_holds_up_three_tries_and_no_more(log: list[str]) -> None:
+async def test_an_engine_that_serves_the_old_version_holds_up_three_tries_and_no_more(log_lines: list[str]) -> None:
     """The others took the version: it is the engine that is ill, not the publish."""
     liar = EngineServer(lies_about_weights=True)
     async with serving(EngineServer()) as honest, serving(liar), tended(honest, liar) as engine:
@@ -180,7 +171,7 @@ async def test_an_engine_that_serves_the_old_version_holds_up_three_tries_and_no
                 await apply(engine, 4)
         await apply(engine, 4)
         assert await burst(engine, 6) == {4}
-    assert any(f"engine {liar.url} is out of service" in line and "serves version 0" in line for line in log)
+    assert any(f"engine {liar.url} is out of service" in line and "serves version 0" in line for line in log_lines)
 
 
 async def test_a_publish_that_nobody_can_load_takes_nobody_out() -> None:
@@ -201,7 +192,7 @@ async def test_only_an_engine_that_is_ill_leaves_the_service(fault: Misbehave, n
         assert await burst(engine, 2) == {0}
 
 
-async def test_start_goes_on_with_those_that_are_there(log: list[str]) -> None:
+async def test_start_goes_on_with_those_that_are_there(log_lines: list[str]) -> None:
     loading = EngineServer(num_loading=1000)
     async with (
         serving(EngineServer()) as alive,
@@ -212,5 +203,5 @@ async def test_start_goes_on_with_those_that_are_there(log: list[str]) -> None:
         assert await burst(engine, 4) == {1}
         assert loading.num_generate == 0
         loading.num_loading = 0
-        await until(lambda: loading.engine.weights.version == 1)
-    assert any(f"engine {loading.url} is out of service" in line for line in log)
+        await until_async(lambda: loading.engine.weights.version == 1)
+    assert any(f"engine {loading.url} is out of service" in line for line in log_lines)

@@ -1,8 +1,7 @@
 """An engine that freezes or dies is seen within five seconds, although its requests may take minutes."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -12,6 +11,7 @@ from orchestrator.engines.http import HttpEngine
 from runtime.health import Health
 from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer
+from tests.support.waiting import until_async
 
 NOTICE_S = 5.0
 
@@ -37,18 +37,11 @@ async def health(proxy: ChaosProxy) -> AsyncIterator[Health]:
     engine = HttpEngine(EnginesConfig(urls=(f"http://127.0.0.1:{proxy.port}",)), TOKEN)
     await engine.start()
     watching = asyncio.create_task(EngineWatch(engine, health).run())
-    await eventually(lambda: health.report().get("engines") == "connected", 5.0)
+    await until_async(lambda: health.report().get("engines") == "connected", 5.0)
     yield health
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     await engine.close()
-
-
-async def eventually(condition: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        await asyncio.sleep(0.02)
 
 
 def is_missed(health: Health) -> bool:
@@ -57,19 +50,19 @@ def is_missed(health: Health) -> bool:
 
 async def test_frozen_engine_is_seen_and_seen_again(health: Health, proxy: ChaosProxy) -> None:
     proxy.faults = Faults(black_hole=True)
-    await eventually(lambda: is_missed(health), NOTICE_S)
+    await until_async(lambda: is_missed(health), NOTICE_S)
     assert f"engines: an answer of the engines (http://127.0.0.1:{proxy.port}/health did not answer" in health.waits
     proxy.faults = Faults()
-    await eventually(lambda: health.report()["engines"] == "connected", 10.0)
+    await until_async(lambda: health.report()["engines"] == "connected", 10.0)
     assert health.waits == ""
 
 
 async def test_dead_engine_is_seen(health: Health, proxy: ChaosProxy, server: EngineServer) -> None:
     await server.close()
     proxy.cut()
-    await eventually(lambda: is_missed(health), NOTICE_S)
+    await until_async(lambda: is_missed(health), NOTICE_S)
     await server.open()
-    await eventually(lambda: health.report()["engines"] == "connected", 10.0)
+    await until_async(lambda: health.report()["engines"] == "connected", 10.0)
 
 
 async def test_engine_out_of_service_is_shown_with_the_reason() -> None:
@@ -78,5 +71,5 @@ async def test_engine_out_of_service_is_shown_with_the_reason() -> None:
     engine.availability.lost("http://engine is out of memory")
     watching = asyncio.create_task(EngineWatch(engine, health).run())
     await asyncio.sleep(0)
-    await eventually(lambda: health.waits == "engines: an answer of the engines (http://engine is out of memory)", 5.0)
+    await until_async(lambda: health.waits == "engines: an answer of the engines (http://engine is out of memory)", 5.0)
     watching.cancel()

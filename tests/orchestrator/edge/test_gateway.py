@@ -11,8 +11,8 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.gateway.server import SESSION_HEADER, Gateway
 from orchestrator.gateway.session import SamplingPlan, Session
 from orchestrator.tokenizer import Tokenizer
-from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.replies import check_branch, sampled_tokens
+from tests.support.waiting import until_async
 from transport.generation import GenerateRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -160,9 +160,9 @@ async def test_request_in_flight_is_cancelled_when_its_client_goes_away(tokenize
     async with chatting(gateway) as client:
         gateway.open("s", make_session(engine, tokenizer))
         task = asyncio.create_task(post(client, gateway, "s", {"messages": HELLO}))
-        await until(lambda: engine.num_running)
+        await until_async(lambda: engine.num_running)
         task.cancel()
-        await until(lambda: not engine.num_running)
+        await until_async(lambda: not engine.num_running)
 
 
 async def test_models_are_listed_and_close_is_idempotent(tokenizer: Tokenizer) -> None:

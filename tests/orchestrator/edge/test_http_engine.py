@@ -13,8 +13,8 @@ from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from tests.orchestrator.edge.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, serving
-from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.replies import make_reply
+from tests.support.waiting import until_async
 from transport.generation import GenerateRequest, ServedWeights, UpdateTimes
 from transport.tensor import EncodedTensor
 
@@ -251,7 +251,7 @@ async def test_wrong_admin_token_is_an_engine_error() -> None:
 async def test_cancelled_request_leaves_nothing_behind() -> None:
     async with serving(EngineServer(misbehaviours=[hang])) as server, connected(server) as engine:
         task = asyncio.create_task(engine.generate(ask()))
-        await until(lambda: server.num_generate)
+        await until_async(lambda: server.num_generate)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

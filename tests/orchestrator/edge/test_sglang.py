@@ -12,8 +12,8 @@ from orchestrator.engines.factory import make_engine
 from orchestrator.engines.protocol import Engine, EngineError
 from orchestrator.tokenizer import Tokenizer
 from tests.orchestrator.core.toys import make_config
-from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.sglang_server import SglangServer, sglang
+from tests.support.waiting import until_async
 from transport.generation import GenerateRequest, ServedWeights
 from transport.sample import VersionSpan
 from transport.tensor import EncodedTensor
@@ -75,9 +75,9 @@ async def test_update_waits_for_requests_in_flight_which_keep_their_version(
     async with sglang(SglangServer(hold=asyncio.Event())) as server, engine_for(server, tokenizer, tmp_path) as engine:
         assert server.hold is not None
         running = asyncio.create_task(engine.generate(ask()))
-        await until(lambda: server.asked, 30)
+        await until_async(lambda: server.asked, 30)
         update = asyncio.create_task(engine.apply_weights("/w/v00000001/manifest.json", 1, "abc"))
-        await until(lambda: server.updates, 30)
+        await until_async(lambda: server.updates, 30)
         server.hold.set()
         assert (await running).versions == (VersionSpan(0, 0, 3),)
         await update

@@ -17,8 +17,8 @@ from orchestrator.envs.verifiers_adapter import VerifiersAdapter
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
-from tests.orchestrator.edge.polling import until
 from tests.orchestrator.edge.replies import check_branch, sampled_tokens
+from tests.support.waiting import until_async
 from transport.generation import GenerateReply, GenerateRequest
 
 pytestmark = pytest.mark.usefixtures("env_modules")
@@ -54,7 +54,7 @@ async def running(config: EnvConfig, engine: ScriptedEngine, tokenizer: Tokenize
         await adapter.close()
         await adapter.close()
     left = asyncio.all_tasks() - before
-    await until(lambda: all(task.done() for task in left))
+    await until_async(lambda: all(task.done() for task in left))
     assert engine.num_running == 0
 
 
@@ -184,7 +184,7 @@ async def test_cancellation_propagates_and_leaves_nothing_behind(tokenizer: Toke
     engine = ScriptedEngine(tokenizer.vocab_size, min(tokenizer.eos_ids), latency=lambda request, count: 60.0)
     async with running(EnvConfig(id="edge-single", driver=driver), engine, tokenizer) as adapter:
         task = asyncio.create_task(adapter.run(request_for(adapter)))
-        await until(lambda: engine.num_running)
+        await until_async(lambda: engine.num_running)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, timeout=10)

@@ -28,7 +28,7 @@ from tests.orchestrator.core.toys import (
     run_orchestrator,
     training,
 )
-from tests.orchestrator.edge.polling import until
+from tests.support.waiting import until_async
 from transport.client import BatchClient
 from transport.generation import ServedWeights
 
@@ -64,11 +64,7 @@ class Desk:
         )
 
     async def until_logged(self, version: int) -> None:
-        """The caller has a deadline."""
-        while True:
-            if version in self.logged and not self.policy.is_pinned:
-                return
-            await asyncio.sleep(0.002)
+        await until_async(lambda: version in self.logged and not self.policy.is_pinned, 20)
 
     async def reach(self, *versions: int) -> None:
         """Run to the end while these versions go live, each when the one before has been looked at."""
@@ -271,7 +267,9 @@ async def test_the_trainer_may_leave_only_when_an_evaluation_has_let_the_last_ve
         async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
             if engine.weights.version == 3:
                 trainer.exam_runs.set()
-                await until(lambda: trainer.served_at_the_end or time.monotonic() > trainer.published_at + 0.5, 40)
+                await until_async(
+                    lambda: trainer.served_at_the_end or time.monotonic() > trainer.published_at + 0.5, 40
+                )
             return await super().run(request)
 
     with training(trainer):

@@ -3,6 +3,7 @@
 import asyncio
 
 from tests.orchestrator.core.test_policy import Announcements, FlakyEngine, make_policy
+from tests.support.waiting import until_async
 
 MANY_TURNS = 50
 """Turns of the loop in which the policy would have applied the weights."""
@@ -18,9 +19,6 @@ async def test_newer_weights_wait_until_the_version_is_no_longer_pinned() -> Non
             for _ in range(MANY_TURNS):
                 await asyncio.sleep(0)
             assert (version, policy.live, engine.asked) == (0, 0, [])
-        while True:
-            await asyncio.sleep(0.002)
-            if policy.live == 1:
-                break
+        await until_async(lambda: policy.live == 1)
         following.cancel()
     assert engine.asked == [1]

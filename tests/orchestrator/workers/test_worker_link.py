@@ -17,7 +17,7 @@ from orchestrator.envs.workers.worker import Worker, WorkerGone
 from orchestrator.images.shelf import PictureShelf
 from orchestrator.rollout import Example
 from runtime.errors import UserError
-from tests.orchestrator.edge.polling import until
+from tests.support.waiting import until_async
 from transport.generation import GenerateReply
 from transport.tensor import EncodedTensor
 
@@ -71,7 +71,7 @@ async def test_run_that_is_over_does_not_hear_of_it_twice() -> None:
     async with worker_and_peer() as (worker, peer), asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(worker.serve())
         run = asyncio.create_task(worker.run(REQUEST))
-        await until(lambda: worker.num_in_flight == 1, PATIENCE_S)
+        await until_async(lambda: worker.num_in_flight == 1, PATIENCE_S)
         for _ in range(2):  # both are read in one go, before the run takes notice
             peer.send(Broken(id=0, reason="no column"))
         with pytest.raises(UserError, match="no column"):
@@ -97,7 +97,7 @@ async def test_rollout_whose_messages_make_no_sense_costs_the_worker() -> None:
     )
     async with worker_and_peer() as (worker, peer), asyncio.timeout(PATIENCE_S):
         run = asyncio.create_task(worker.run(REQUEST))
-        await until(lambda: worker.num_in_flight == 1, PATIENCE_S)
+        await until_async(lambda: worker.num_in_flight == 1, PATIENCE_S)
         peer.send(Done(id=0, results=(frame,)))
         problem = await worker.serve()
         assert "do not decode" in problem

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from orchestrator.rollout import Example, Failure, Rollout
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
 from tests.orchestrator.images.drawn import data_url, picture, user
+from tests.support.waiting import until
 
 LONGEST_BLOCK_S = 120.0
 
@@ -87,16 +87,9 @@ def misbehave(group_id: str) -> None:
     if "hang" in group_id:
         threading.Event().wait()
     if group_id.startswith("block"):
-        wait_for(Path(group_id.removeprefix("block")) / "free")
+        until((Path(group_id.removeprefix("block")) / "free").exists, LONGEST_BLOCK_S)  # blocks the event loop
     if "misconfigured" in group_id:
         raise UserError("no column 'mood'")
-
-
-def wait_for(file: Path) -> None:
-    """Blocks the event loop until the file is there."""
-    deadline = time.monotonic() + LONGEST_BLOCK_S
-    while not file.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from loguru import logger
 from torch import Tensor
 
 from tests.trainer.core.conftest import RankRun
@@ -212,17 +211,14 @@ def test_the_versions_of_a_record_are_those_of_its_tokens(policy: Policy) -> Non
     assert record.versions == (VersionSpan(3, 30, 40), VersionSpan(4, 40, SEQ_LEN))
 
 
-def test_a_disk_that_refuses_costs_the_records_and_one_warning(policy: Policy, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_costs_the_records_and_one_warning(tmp_path: Path, warnings_seen: list[str]) -> None:
     folder = tmp_path / "not_a_folder"
     folder.write_text("")
-    warnings: list[str] = []
-    sink = logger.add(warnings.append, level="WARNING", format="{message}")
     token_export = TokenExport(TokenExportConfig(), folder, ALONE, seed=0)
     for step in (1, 2):
         token_export.write(TokenRecorder(step, frozenset(), {}, SEQ_LEN))
-    logger.remove(sink)
-    assert len(warnings) == 1
-    assert "its records are lost" in warnings[0]
+    assert len(warnings_seen) == 1
+    assert "its records are lost" in warnings_seen[0]
 
 
 def test_a_rank_that_does_not_write_leaves_no_file_and_spoils_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from inference.torch_engine.broadcast_intake import join_broadcast, own_address
 from tests.ipv6 import needs_ipv6
+from tests.support.waiting import until
 from trainer import broadcast
 from trainer.broadcast import Broadcaster
 from transport.errors import WeightsError
@@ -68,10 +68,7 @@ def test_bytes_arrive_over_ipv6() -> None:
 def test_engine_that_does_not_come_ends_its_group_and_no_other() -> None:
     broadcaster = Broadcaster("127.0.0.1", None, CPU, timeout_s=1.0)
     broadcaster.open(memoryview(DATA))
-    deadline = time.monotonic() + DEADLINE_S
-    while not idle(broadcaster):
-        assert time.monotonic() < deadline, "the group of an engine that never came is still open"
-        time.sleep(0.05)
+    until(lambda: idle(broadcaster), DEADLINE_S)
     patient = Broadcaster("127.0.0.1", None, CPU, DEADLINE_S)
     assert received(patient.open(memoryview(DATA))) == bytes(DATA)
 
@@ -116,10 +113,7 @@ def test_engine_that_stops_in_the_middle_ends_its_group_and_no_other(monkeypatch
     broadcaster = Broadcaster("127.0.0.1", None, CPU, timeout_s=10.0)
     chunks = iter(join_broadcast(broadcaster.open(memoryview(DATA)), len(DATA), DEADLINE_S, device=CPU))
     assert next(chunks).tobytes() == bytes(DATA[:1000])
-    deadline = time.monotonic() + DEADLINE_S
-    while not idle(broadcaster):  # the engine is there, and takes no more
-        assert time.monotonic() < deadline, "the group of an engine that takes nothing is still open"
-        time.sleep(0.05)
+    until(lambda: idle(broadcaster), DEADLINE_S)  # the engine is there, and takes no more
     with pytest.raises(WeightsError):
         b"".join(chunk.tobytes() for chunk in chunks)
     patient = Broadcaster("127.0.0.1", None, CPU, DEADLINE_S)

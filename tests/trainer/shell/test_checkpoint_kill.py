@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.waiting import until
 from tests.trainer.shell.tiny import Tiny, make_checkpoints
 from trainer.checkpoint_manifest import MANIFEST_NAME
 from trainer.config import OptimizerConfig
@@ -57,15 +58,13 @@ def has_reached(root: Path, step: int, name: str) -> bool:
 
 
 @pytest.mark.parametrize("last_seen", ["progress.json", "hf/config.json", "__0_0.distcp", ".metadata", MANIFEST_NAME])
-def test_a_killed_save_leaves_a_valid_checkpoint_that_training_continues_from(
-    tmp_path, model_path, eventually, last_seen
-):
+def test_a_killed_save_leaves_a_valid_checkpoint_that_training_continues_from(tmp_path, model_path, last_seen):
     root = tmp_path / "checkpoints"
     committed = 0
     for _ in range(3):
         child = in_child(lambda: save_for_ever(root, model_path))
         target = committed + 2
-        eventually(lambda step=target: has_reached(root, step, last_seen), within_s=60)
+        until(lambda step=target: has_reached(root, step, last_seen), within_s=60)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health import Health
+from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID, make_sample
 from tests.trainer.shell.stand_in import StandIn, stand_in
 from tests.trainer.shell.tiny import ALONE
@@ -156,7 +157,7 @@ def test_an_orchestrator_that_stays_away_is_a_lost_peer(gone, rank):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_closing_ends_a_wait_in_another_thread(server, gone, rank, is_there, eventually):
+def test_closing_ends_a_wait_in_another_thread(server, gone, rank, is_there):
     """A rank whose peers have failed must not wait for the orchestrator before it ends."""
     link = rank.link(server.endpoint if is_there else gone, lost_timeout_s=600)
     ended: list[str] = []
@@ -169,7 +170,7 @@ def test_closing_ends_a_wait_in_another_thread(server, gone, rank, is_there, eve
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
-    eventually(lambda: rank.looked, within_s=60)
+    until(lambda: rank.looked, within_s=60)
     link.close("failed")
     waiting.join(60)
     assert ["was closed meanwhile" in said for said in ended] == [True]

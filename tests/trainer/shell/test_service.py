@@ -11,6 +11,7 @@ import pytest
 
 from runtime.errors import PeerLostError, UserError
 from runtime.exit_codes import ExitCode
+from tests.support.waiting import until
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.runs import MODULE, arguments, finish, start, torchrun, weight_bytes, weights_of
@@ -46,15 +47,15 @@ def flags(server: StandIn, model: Path, runs: Path, *more: str) -> list[str]:
     return arguments(model, runs, RUN_ID, *link, *more)
 
 
-def test_a_run_trains_publishes_commits_and_ends(server, straight_run, model_path, tmp_path, processes, eventually):
+def test_a_run_trains_publishes_commits_and_ends(server, straight_run, model_path, tmp_path, processes):
     server.publish(1)
     processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    eventually(lambda: server.progress == (1, 0), within_s=STARTUP_S)
+    until(lambda: server.progress == (1, 0), within_s=STARTUP_S)
     assert server.version == 1
     announced = server.outbox.progress.weights
     assert read_weight_manifest(Path(announced.manifest_path)).digest == announced.digest
     server.publish(2, 3)
-    eventually(lambda: server.progress == (3, 2))
+    until(lambda: server.progress == (3, 2))
     server.publish(4)
     server.end(NUM_STEPS)
     output = finish(processes[0])
@@ -63,12 +64,10 @@ def test_a_run_trains_publishes_commits_and_ends(server, straight_run, model_pat
     assert weight_bytes(tmp_path / RUN_ID, NUM_STEPS) == weight_bytes(straight_run, NUM_STEPS)
 
 
-def test_kill_9_and_a_restart_end_with_the_same_weights(
-    server, straight_run, model_path, tmp_path, processes, eventually
-):
+def test_kill_9_and_a_restart_end_with_the_same_weights(server, straight_run, model_path, tmp_path, processes):
     server.publish(1, 2, 3)
     processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    eventually(lambda: server.progress == (3, 2), within_s=STARTUP_S)  # step 3 is trained and in no checkpoint
+    until(lambda: server.progress == (3, 2), within_s=STARTUP_S)  # step 3 is trained and in no checkpoint
     os.killpg(processes[0].pid, signal.SIGKILL)
     processes[0].wait(timeout=10)
 
@@ -81,10 +80,10 @@ def test_kill_9_and_a_restart_end_with_the_same_weights(
     assert weight_bytes(tmp_path / RUN_ID, NUM_STEPS) == weight_bytes(straight_run, NUM_STEPS)
 
 
-def test_sigterm_commits_what_is_trained_and_exits_0(server, model_path, tmp_path, processes, eventually):
+def test_sigterm_commits_what_is_trained_and_exits_0(server, model_path, tmp_path, processes):
     server.publish(1)
     processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    eventually(lambda: server.progress == (1, 0), within_s=STARTUP_S)
+    until(lambda: server.progress == (1, 0), within_s=STARTUP_S)
     processes[0].send_signal(signal.SIGTERM)
     output = finish(processes[0], within_s=30)
     assert server.progress == (1, 1)
@@ -93,12 +92,10 @@ def test_sigterm_commits_what_is_trained_and_exits_0(server, model_path, tmp_pat
     assert list((tmp_path / RUN_ID / "services").glob("*.json")) == []
 
 
-def test_two_ranks_train_like_one_and_one_resumes_what_two_saved(
-    server, straight_run, model_path, tmp_path, processes, eventually
-):
+def test_two_ranks_train_like_one_and_one_resumes_what_two_saved(server, straight_run, model_path, tmp_path, processes):
     server.publish(1, 2)
     processes.append(start(*torchrun(2, *flags(server, model_path, tmp_path))))
-    eventually(lambda: server.progress == (2, 2), within_s=STARTUP_S)
+    until(lambda: server.progress == (2, 2), within_s=STARTUP_S)
     run_dir = tmp_path / RUN_ID
     assert (run_dir / "weights/v00000000/model-00001-of-00001.safetensors").read_bytes() == (
         model_path / "model.safetensors"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID, make_sample
 from tests.trainer.shell.runs import environment, finish
 from tests.trainer.shell.stand_in import stand_in
@@ -45,7 +46,7 @@ def two_ranks(folder: Path, endpoint: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_died(tmp_path, started, eventually):
+def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_died(tmp_path, started):
     """It stays away for longer than a collective may take, once for each thing that ranks ask or tell."""
     ranks_dir, outbox = tmp_path / "ranks", tmp_path / "outbox"
     ranks_dir.mkdir()
@@ -54,15 +55,15 @@ def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_d
         endpoint = server.endpoint
         started.append(two_ranks(ranks_dir, endpoint))
         (process,) = started
-        one_has_it(process, ranks_dir, "manifest", eventually)
+        one_has_it(process, ranks_dir, "manifest")
     for call, following in (("manifest", "samples"), ("samples", "published"), ("published", None)):
         (ranks_dir / f"{call}.go").touch()  # asks a server that is gone
         back_at = time.monotonic() + AWAY_S
-        eventually(lambda at=back_at: time.monotonic() > at, within_s=10 * AWAY_S)
+        until(lambda at=back_at: time.monotonic() > at, within_s=10 * AWAY_S)
         assert process.poll() is None, process.communicate()[0]
         with stand_in(outbox, RUN_ID, endpoint) as server:
             if following is not None:
-                one_has_it(process, ranks_dir, following, eventually)
+                one_has_it(process, ranks_dir, following)
             else:
                 finish(process, within_s=PATIENCE_S)
                 assert server.progress == (NUM_STEPS, NUM_STEPS)
@@ -71,8 +72,8 @@ def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_d
         assert (ranks_dir / f"trained.{rank}").read_text().splitlines() == told
 
 
-def one_has_it(process: "subprocess.Popen[str]", folder: Path, call: str, eventually) -> None:
+def one_has_it(process: "subprocess.Popen[str]", folder: Path, call: str) -> None:
     """Wait until one rank has its answer to `call`, if it needs one, and the other is late with asking."""
     wanted = [folder / f"{call}.late", *([] if call == "published" else [folder / f"{call}.answered"])]
-    eventually(lambda: process.poll() is not None or all(path.exists() for path in wanted), within_s=PATIENCE_S)
+    until(lambda: process.poll() is not None or all(path.exists() for path in wanted), within_s=PATIENCE_S)
     assert process.poll() is None, process.communicate()[0]

@@ -18,6 +18,7 @@ import torch
 
 from runtime.errors import PeerLostError
 from runtime.health import Health
+from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import TiedModel
@@ -63,18 +64,17 @@ class LateLink:
     def _timed(self, call: str, step: int, ask: Callable[[], _T]) -> _T:
         if step == 1 and LATE[call] == self._rank:
             (self._folder / f"{call}.late").touch()
-            until((self._folder / f"{call}.go").exists)
+            until((self._folder / f"{call}.go").exists, DEADLINE_S)
         answer = ask()
         if step == 1 and LATE[call] != self._rank:
             (self._folder / f"{call}.answered").touch()
         return answer
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.02)
+def work_for(duration_s: float) -> None:
+    """Be busy with something of one's own."""
+    done_at = time.monotonic() + duration_s
+    until(lambda: time.monotonic() > done_at, DEADLINE_S)
 
 
 def train(ranks: Ranks, inbox: Inbox, folder: Path) -> None:
@@ -98,7 +98,7 @@ def fail_alone(ranks: Ranks) -> None:
     def give_up() -> None:
         if ranks.rank == 1:
             raise PeerLostError(said)
-        until(lambda: False)
+        until(lambda: False, DEADLINE_S)
 
     with pytest.raises(PeerLostError) as raised:
         ranks.wait_together(give_up)
@@ -108,15 +108,14 @@ def fail_alone(ranks: Ranks) -> None:
 def stop_all(ranks: Ranks) -> None:
     """Only the first rank is asked to stop; the others, which wait for a batch, end their wait, too."""
     stop = Stop(lambda: ranks.is_first)
-    ranks.wait_together(lambda: until(lambda: stop.requested), stop=stop)
+    ranks.wait_together(lambda: until(lambda: stop.requested, DEADLINE_S), stop=stop)
 
 
 def work_long_alone(ranks: Ranks) -> None:
     """The first rank, on a slow disk, takes longer than the others would wait for it in a collective."""
-    done_at = time.monotonic() + (AWAY_S if ranks.is_first else 0)
 
     def work() -> bytes:
-        until(lambda: time.monotonic() > done_at)
+        work_for(AWAY_S if ranks.is_first else 0)
         return str(ranks.rank).encode()
 
     assert ranks.together(work) == [b"0", b"1"]
@@ -130,8 +129,7 @@ class SlowRecorder:
         self._delay_s = delay_s
 
     def records(self) -> list[TokenRecord]:
-        done_at = time.monotonic() + self._delay_s
-        until(lambda: time.monotonic() > done_at)
+        work_for(self._delay_s)
         return []
 
 
@@ -149,8 +147,7 @@ class SlowModel(TiedModel):
         self._delay_s = delay_s
 
     def state_dict(self, *args: object, **options: object) -> dict[str, torch.Tensor]:
-        done_at = time.monotonic() + self._delay_s
-        until(lambda: time.monotonic() > done_at)
+        work_for(self._delay_s)
         return super().state_dict(*args, **options)
 
 
@@ -168,7 +165,7 @@ def save_and_resume_slowly(ranks: Ranks, root: Path) -> None:
 def join_when_both_are_here(folder: Path) -> Ranks:
     """Importing torch may take one of them much longer on a busy machine."""
     (folder / f"here.{os.environ['RANK']}").touch()
-    until(lambda: all((folder / f"here.{rank}").exists() for rank in range(2)))
+    until(lambda: all((folder / f"here.{rank}").exists() for rank in range(2)), DEADLINE_S)
     return join("cpu", TIMEOUT_S)
 
 
