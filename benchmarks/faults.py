@@ -20,8 +20,8 @@ from tests.faults.exactly_once.campaign import Campaign, make_model
 from tests.faults.exactly_once.evidence import Result
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.kills import Aim, random_aim, random_end
-from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.exactly_once.signs import SIGNS
+from tests.support.nursery import Nursery
 
 KILLS_PER_RUN = 7
 """Of each service, besides one at the end in every other run."""

@@ -4,7 +4,7 @@ import pytest
 
 from tests.once import Once
 
-pytest_plugins = ("tests.support.logs",)
+pytest_plugins = ("tests.support.logs", "tests.support.nursery", "tests.support.process")
 
 
 @pytest.hookimpl(trylast=True)

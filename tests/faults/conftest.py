@@ -1,28 +1,18 @@
-"""Services that are imported once for all tests of faults, and forked for each start; a model for them."""
+"""What tests of faults share."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.faults.exactly_once.campaign import make_model
-from tests.faults.exactly_once.nursery import Nursery
 from tests.once import Once
+from tests.support.nursery import Nursery, nursery
 
 
 @pytest.fixture(scope="session")
-def nurseries() -> Iterator[dict[str, Nursery]]:
+def nurseries() -> dict[str, Nursery]:
     """Orchestrator and trainer."""
-    with ExitStack() as stack:
-        yield {service: stack.enter_context(Nursery(service)) for service in ("orchestrator", "trainer")}
-
-
-@pytest.fixture(scope="session")
-def inference_nursery() -> Iterator[Nursery]:
-    """The embedded engine."""
-    with Nursery("inference") as nursery:
-        yield nursery
+    return {service: nursery(service) for service in ("orchestrator", "trainer")}
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,15 @@
 """Learning from a teacher, as a user starts it: a second inference server, and `rl` with `opd` or `sft`."""
 
-import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.circle import ROOT, environment, run_rl
+from tests.support.process import service
 
 pytestmark = pytest.mark.integration
 START_TIMEOUT_S = 120.0
@@ -23,24 +22,11 @@ def teacher_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = folder / "model"
     make = [sys.executable, "-m", "tiny_models", "--task", "copy-text", "--warm-start", "0.9", "--seed", "7"]
     subprocess.run([*make, "--out", str(model)], cwd=ROOT, env=environment(), check=True, timeout=240)
-    serve = [sys.executable, "-m", "inference", "--model.path", str(model), "--server.port", "0"]
-    serve += ["--torch.max-model-len", "64", "--run.dir", str(folder), "--run.name", "teacher"]
-    process = subprocess.Popen(serve, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL)
-    try:
-        yield wait_for_url(folder / "teacher" / "services" / "inference.json", process)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-def wait_for_url(path: Path, process: "subprocess.Popen[bytes]") -> str:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the teacher died"
-        if path.exists():
-            return str(json.loads(path.read_text())["addresses"]["http"])
-        time.sleep(0.1)
-    raise AssertionError("the teacher did not start")
+    serve = ["inference", "--model.path", str(model), "--server.port", "0", "--torch.max-model-len", "64"]
+    serve += ["--run.dir", str(folder), "--run.name", "teacher"]
+    with service("inference", folder / "teacher", *serve, warm=True) as teacher:
+        teacher.until(lambda: "inference" in teacher.run_dir.read_services(), START_TIMEOUT_S)
+        yield teacher.run_dir.read_services()["inference"].addresses["http"]
 
 
 def overlay(folder: Path, url: str, algorithm: str) -> str:

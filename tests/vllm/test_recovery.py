@@ -3,45 +3,32 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.circle import RL_CONFIG, ROOT, Finished, environment
+from tests.integration.circle import RL_CONFIG, Finished
+from tests.support.process import Service
 from tests.vllm.conftest import FLAGS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 NUM_STEPS = 14
 
 
-class Run:
+class Run(Service):
     """`rl` with vLLM, in a process of its own."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.path = folder / "kill"
-        command = [sys.executable, "-m", "runtime", "@", str(RL_CONFIG), "--run.dir", str(folder), "--run.name", "kill"]
-        command += ["--model.path", str(model), "--max-steps", str(NUM_STEPS), *FLAGS]
-        self._output = (folder / "output").open("w+")
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=self._output, stderr=subprocess.STDOUT
-        )
+        words = ["runtime", "@", str(RL_CONFIG), "--run.dir", str(folder), "--run.name", "kill"]
+        super().__init__("rl", self.path, *words, "--model.path", str(model), "--max-steps", str(NUM_STEPS), *FLAGS)
 
     def steps(self) -> int:
         """Steps that the trainer has finished."""
         path = self.path / "metrics" / "trainer.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
-
-    def until_step(self, step: int, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while self.steps() < step:
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < deadline, f"step {step} was not reached: {self.output()}"
-            time.sleep(0.1)
 
     def vllm(self) -> psutil.Process:
         """The API server of vLLM."""
@@ -49,18 +36,8 @@ class Run:
         children = psutil.Process(service["pid"]).children()
         return next(child for child in children if "vllm.entrypoints" in " ".join(child.cmdline()))
 
-    def output(self) -> str:
-        self._output.seek(0)
-        return self._output.read()
-
     def end(self, within_s: float) -> Finished:
-        return Finished(self.path, self.process.wait(within_s), self.output())
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(120)
-        self._output.close()
+        return Finished(self.path, self.wait(within_s), self.output)
 
 
 @pytest.fixture
@@ -68,11 +45,11 @@ def run(tmp_path: Path, copy_model: Path) -> Iterator[Run]:
     """A run that does not outlive the test."""
     run = Run(tmp_path, copy_model)
     yield run
-    run.close()
+    run.stop(within_s=120)
 
 
 def test_killed_vllm_comes_back_with_the_current_weights(run: Run) -> None:
-    run.until_step(4, within_s=400)
+    run.until(lambda: run.steps() >= 4, within_s=400)
     os.kill(run.vllm().pid, signal.SIGKILL)
     finished = run.end(within_s=400)
     assert finished.exit_code == 0, finished.output

@@ -1,21 +1,22 @@
 """A process on a machine of the test's network, with a disk of its own."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from tests.deploy.topology.network import Node
+from tests.support.nursery import ROOT
+from tests.support.process import Process
+from tests.support.waiting import Condition
 
-ROOT = Path(__file__).parents[3]
 PATIENCE_S = 150.0
 """Processes start slowly on a busy machine."""
+SETTINGS = {
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
+}
 
 
 class Machine:
@@ -24,59 +25,39 @@ class Machine:
     def __init__(self, node: Node, disk: Path) -> None:
         self.node = node
         self.disk = disk
-        disk.mkdir(parents=True, exist_ok=True)
-        self._log = disk / "output"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
-    def start(self, *words: str) -> None:
+    def start(self, *words: str, warm: bool = False) -> None:
         """Start `python -m WORDS` there."""
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
-        }
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.node.command([sys.executable, "-m", *words]), cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
+        self._process = Process(self.disk / "output", *words, warm=warm, netns=self.node.namespace, **SETTINGS)
+
+    @property
+    def process(self) -> Process:
+        """What was started last."""
+        assert self._process is not None
+        return self._process
 
     @property
     def output(self) -> str:
         """What was printed there, the end of it."""
-        return self._log.read_text(errors="replace")[-6000:]
+        return self.process.output[-6000:]
 
     def kill(self) -> None:
         """kill -9 of everything that runs there."""
-        if self._process is not None and self._process.poll() is None:
-            children = psutil.Process(self._process.pid).children(recursive=True)
-            for process in (*children, psutil.Process(self._process.pid)):
-                try:
-                    process.send_signal(signal.SIGKILL)
-                except psutil.NoSuchProcess:
-                    continue
-            self._process.wait(timeout=30)
+        if self._process is not None:
+            self._process.kill()
 
     def preempt(self) -> int:
         """SIGTERM, as a spot machine gets it; the exit code."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self.wait()
+        return self.process.stop(signal.SIGTERM, PATIENCE_S)
 
     def wait(self) -> int:
         """The exit code of what runs there, once it has ended."""
-        assert self._process is not None
-        return self._process.wait(timeout=PATIENCE_S)
+        return self.process.wait(PATIENCE_S)
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Condition) -> None:
         """Poll until it holds; fail at the deadline, or when the process has ended before."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.node.name}: no {what} in {PATIENCE_S:g} s\n{self.output}"
-            ended = self._process is not None and self._process.poll() is not None
-            assert not ended or condition(), f"{self.node.name} ended before {what}\n{self.output}"
-            time.sleep(0.1)
+        self.process.until(condition, PATIENCE_S)
 
 
 def steps(run_dir: Path, service: str) -> list[int]:

@@ -33,7 +33,7 @@ def test_a_machine_that_dies_comes_back_and_training_goes_on(
     try:
         for machine in (first, second):
             start(machine, first.node, copy_model, runs)
-        first.until(lambda: last_step(run_dir, "trainer") >= 3, "first steps")
+        first.until(lambda: last_step(run_dir, "trainer") >= 3)
         second.kill()
         start(second, first.node, copy_model, runs)
         died_at = last_step(run_dir, "trainer")

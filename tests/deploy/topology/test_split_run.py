@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.topology.machine import ROOT, Machine, last_step, stop_all
+from tests.deploy.topology.machine import Machine, last_step, stop_all
 from tests.deploy.topology.network import Node
-from tests.integration.circle import environment
+from tests.support.nursery import ROOT, environment
 from transport.security import make_keys
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -37,7 +37,7 @@ class SplitRun:
         flags = ["--run.dir", str(machine.disk / "runs"), "--model.path", str(self._model)]
         flags += ["--health.host", machine.node.address, "--health.port", "9100"]
         config = ROOT / "configs" / "copy_text" / f"{name}.toml"
-        machine.start(name, "@", str(config), *flags, *self._links(name))
+        machine.start(name, "@", str(config), *flags, *self._links(name), warm=True)
 
     def _links(self, name: str) -> list[str]:
         address = {other: machine.node.address for other, machine in self.machines.items()}
@@ -69,7 +69,7 @@ class SplitRun:
 
     def until_trained(self, step: int) -> None:
         done = self.run_dir("trainer")
-        self.machines["trainer"].until(lambda: last_step(done, "trainer") >= step, f"step {step}")
+        self.machines["trainer"].until(lambda: last_step(done, "trainer") >= step)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_partition_kills_and_preemption_of_every_machine_lose_nothing(split_run:
     split_run.until_trained(2)
 
     machines["trainer"].node.cut_off()
-    machines["orchestrator"].until(lambda: split_run.health("orchestrator").get("silent_ranks") == 1, "word of the cut")
+    machines["orchestrator"].until(lambda: split_run.health("orchestrator").get("silent_ranks") == 1)
     machines["trainer"].node.heal()
     split_run.until_trained(4)
 

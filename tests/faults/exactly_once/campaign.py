@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.faults.exactly_once.evidence import Account, Result, RetirementWatch, check_finished, result_of
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.kills import NO_KILLS, Ended, Plan, run_to_the_end
-from tests.faults.exactly_once.nursery import ROOT, Nursery, environment
 from tests.faults.exactly_once.signs import SIGNS
+from tests.support.nursery import ROOT, Nursery, environment
 
 TIMEOUT_S = 600.0
 """Seconds that one run may take, however often it is killed."""

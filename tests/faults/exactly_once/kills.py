@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.faults.exactly_once.nursery import Child, Nursery
 from tests.faults.exactly_once.signs import LASTING, SIGNS, Token, run_over, token
+from tests.support.nursery import Child, Nursery
 
 POLL_S = 0.001
 WATCH_EVERY = 50

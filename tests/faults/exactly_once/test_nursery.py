@@ -1,22 +1,20 @@
 """A child of a nursery is the service itself: it prints, fails and dies like one."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from runtime.exit_codes import ExitCode
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.faults.exactly_once.nursery import Child, Nursery
+from tests.support.nursery import Child, Nursery
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 DEADLINE_S = 60.0
 
 
 def exit_code(child: Child) -> int | None:
-    deadline = time.monotonic() + DEADLINE_S
-    while child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: child.poll() is not None, DEADLINE_S)
     return child.poll()
 
 

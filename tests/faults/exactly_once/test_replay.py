@@ -9,9 +9,8 @@ from tests.faults.exactly_once.campaign import Campaign, Reference
 from tests.faults.exactly_once.evidence import sha256
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.kills import FIRST_ACT, Aim
-from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.exactly_once.signs import SIGNS
-from tests.support.waiting import until
+from tests.support.process import Process
 from transport.batch import build_batch, decode_rows
 from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
@@ -21,30 +20,26 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 DEADLINE_S = 120.0
 
 
-def replay(run: FixedRun, recording: Path, trainer: Nursery) -> tuple[str, str]:
+def replay(run: FixedRun, recording: Path) -> tuple[str, str]:
     """Hashes of the weights and of the state that the recording leads to."""
     output = run.folder / f"{run.name}.log"
-    child = trainer.start(run.trainer("--replay", str(recording)), output)
-    until(lambda: child.poll() is not None, DEADLINE_S)
-    assert child.poll() == 0, output.read_text()
+    Process(output, "trainer", *run.trainer("--replay", str(recording)), warm=True).finish(DEADLINE_S)
     checkpoint = run.path / "checkpoints" / f"step-{run.max_steps:08d}"
     weights = run.path / "weights" / f"v{run.max_steps:08d}"
     return sha256(weights.glob("*.safetensors")), sha256(checkpoint.glob("*.distcp"))
 
 
-def test_recorded_batches_of_a_killed_run_replay_to_the_same_bits(
-    campaign: Campaign, reference: Reference, nurseries: dict[str, Nursery]
-) -> None:
+def test_recorded_batches_of_a_killed_run_replay_to_the_same_bits(campaign: Campaign, reference: Reference) -> None:
     campaign.run = replace(campaign.run, record_batches=True, max_steps=9)
     result, _ = campaign.with_kills(dict.fromkeys(SIGNS, (Aim(0.3, FIRST_ACT),)))
     expected = reference.after(9)
     assert result == expected
     outbox = campaign.run.folder / "killed-1" / "outbox"
-    again = replay(campaign.run.named("replayed"), outbox, nurseries["trainer"])
+    again = replay(campaign.run.named("replayed"), outbox)
     assert again == (expected.weights, expected.state)
 
     train_twice(outbox, step=5)
-    other = replay(campaign.run.named("doubled"), outbox, nurseries["trainer"])
+    other = replay(campaign.run.named("doubled"), outbox)
     assert other[0] != expected.weights, "a step that is trained twice must show in the weights"
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from orchestrator.config import OrchestratorConfig
 from tests.faults.chaos_proxy import ChaosProxy
-from tests.faults.liveness.services import Service, service
-from tests.orchestrator.core.processes import write_config
-from tests.orchestrator.core.toys import make_config
+from tests.orchestrator.core.toys import make_config, write_config
+from tests.support.process import Service, service
 
 RUN = "toy"
 FOREVER = 1_000_000
@@ -82,7 +81,7 @@ def live_run(folder: Path, model: Path, **changes: Any) -> Iterator[LiveRun]:
         orchestrator = stack.enter_context(toy_orchestrator(config))
         proxy = stack.enter_context(ChaosProxy(port_of(config.server.endpoint)))
         flags = trainer_flags(config, model, proxy.port)
-        trainer = stack.enter_context(service("trainer", config.run.path, "trainer", *flags))
+        trainer = stack.enter_context(service("trainer", config.run.path, "trainer", *flags, warm=True))
         run = LiveRun(orchestrator, trainer, proxy)
         run.advance()
         yield run

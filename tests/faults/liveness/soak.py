@@ -11,10 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from tests.faults.chaos_proxy import ChaosProxy
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.liveness.run import FOREVER
-from tests.faults.liveness.services import Service, service
+from tests.support.process import Service, service
 
 CUT_EVERY_S = 2.0
 """Seconds between two resets of all connections: what a reconnect leaks shows within minutes."""
@@ -61,7 +63,7 @@ class Soak:
                 self._next_cut, self.num_cuts = now + CUT_EVERY_S, self.num_cuts + 1
                 self.proxy.cut()
             for each in self.services:
-                assert each.process.poll() is None, f"{each.name} ended:\n{each.output[-4000:]}"
+                assert each.poll() is None, f"{each.name} ended:\n{each.output[-4000:]}"
                 self.usage.setdefault(each.name, []).append(measure(each))
             time.sleep(interval_s)  # a sampling period, not a wait for something
 
@@ -72,7 +74,8 @@ class Soak:
 
 def measure(target: Service) -> Usage:
     """What `target` holds now."""
-    return Usage(target.rss_bytes(), target.num_fds(), target.num_threads())
+    process = psutil.Process(target.pid)
+    return Usage(process.memory_info().rss, process.num_fds(), process.num_threads())
 
 
 def find_growth(usage: Sequence[Usage]) -> Growth:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.architecture.sources import dotted, parsed, source_files
 from tests.faults.liveness.run import port_of, toy_config, trainer_flags
-from tests.faults.liveness.services import service
-from tests.orchestrator.core.processes import write_config
+from tests.orchestrator.core.toys import write_config
+from tests.support.process import service
 
 WALL_CLOCK = {
     *("time.time", "time.time_ns", "time.localtime", "time.gmtime", "time.ctime", "time.clock_gettime"),

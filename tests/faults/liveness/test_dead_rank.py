@@ -9,7 +9,7 @@ import pytest
 
 from runtime.service_lock import read_holder
 from tests.faults.liveness.run import port_of, toy_config, toy_orchestrator, trainer_flags
-from tests.faults.liveness.services import service
+from tests.support.process import service
 
 pytestmark = pytest.mark.integration
 

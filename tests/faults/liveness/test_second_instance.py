@@ -12,8 +12,8 @@ from runtime.errors import UserError
 from runtime.exit_codes import ExitCode
 from runtime.run_dir import RunDir
 from tests.faults.liveness.run import RUN, toy_config, trainer_flags
-from tests.faults.liveness.services import Service, service
-from tests.orchestrator.core.processes import write_config
+from tests.orchestrator.core.toys import write_config
+from tests.support.process import Service, service
 from trainer.cli import run as run_trainer
 
 pytestmark = pytest.mark.integration

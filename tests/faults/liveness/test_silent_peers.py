@@ -13,7 +13,7 @@ from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import tally
 from tests.faults.chaos_proxy import Faults
 from tests.faults.liveness.run import LiveRun, live_run
-from tests.faults.liveness.services import NOTICE_S, frozen
+from tests.support.process import NOTICE_S, frozen
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.metrics import read_metrics
 from tests.faults.liveness.run import RUN, toy_config, toy_orchestrator
-from tests.faults.liveness.services import service
+from tests.support.process import service
 
 pytestmark = pytest.mark.integration
 

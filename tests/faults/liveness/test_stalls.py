@@ -11,7 +11,7 @@ import pytest
 from runtime.exit_codes import ExitCode
 from runtime.run_dir import RunDir
 from tests.faults.liveness.run import RUN, toy_config, toy_orchestrator, trainer_flags
-from tests.faults.liveness.services import Service, service
+from tests.support.process import Service, service
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ def test_trainer_that_hangs_and_orchestrator_that_waits_tell_the_whole_chain(tmp
     checkpoint.mkdir()
     os.mkfifo(checkpoint / "manifest.json")
     flags = trainer_flags(config, model, 1, "--stall-timeout-s", str(TRAINER_STALL_S))
-    with service("trainer", config.run.path, "trainer", *flags) as trainer:
+    with service("trainer", config.run.path, "trainer", *flags, warm=True) as trainer:
         trainer.until(lambda: trainer.health().get("status") == "starting")
         with toy_orchestrator(config) as orchestrator:
             waits = "policy version 1 from the trainer (0 is live)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.liveness.run import RUN, toy_config, toy_orchestrator, trainer_flags
-from tests.faults.liveness.services import Service, service
+from tests.support.process import Service, service
 
 pytestmark = pytest.mark.integration
 

@@ -1,21 +1,20 @@
 """A real orchestrator process with keys, and an honest trainer that knows them."""
 
-import json
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.config import OrchestratorConfig
-from tests.orchestrator.core.processes import DEADLINE_S, poll_until, process, write_config
-from tests.orchestrator.core.toys import free_endpoint, make_config
+from tests.orchestrator.core.toys import free_endpoint, make_config, write_config
+from tests.support.process import Service, service
 from transport.client import BatchClient
 from transport.errors import TransportError
 from transport.security import CurveKeys, make_keys
 
 SERVICE = "tests.orchestrator.core.toy_service"
+DEADLINE_S = 60.0
 
 
 @dataclass
@@ -54,7 +53,7 @@ class GuardedRun:
 
     config: OrchestratorConfig
     trainer: HonestTrainer
-    log_file: Path
+    orchestrator: Service
 
     @property
     def endpoint(self) -> str:
@@ -65,15 +64,10 @@ class GuardedRun:
         host = self.endpoint.removeprefix("tcp://")
         return f"tcp://{source}:0;{host}"
 
-    def metrics(self) -> str:
-        """The orchestrator's `/metrics`."""
-        info = json.loads((self.log_file.parents[1] / "services" / "orchestrator.json").read_bytes())
-        with urllib.request.urlopen(info["health_url"].replace("/health", "/metrics"), timeout=10) as response:
-            return str(response.read().decode())
-
     def lines_about(self, address: str) -> list[str]:
         """Lines of the orchestrator's log that name `address`."""
-        lines = self.log_file.read_text().splitlines() if self.log_file.exists() else []
+        log = self.orchestrator.run_dir.logs / "orchestrator.log"
+        lines = log.read_text().splitlines() if log.exists() else []
         return [line for line in lines if f" from {address}:" in line]
 
 
@@ -82,19 +76,18 @@ def guarded_run(folder: Path, *, keys_dir: Path | None, num_steps: int = 30) -> 
     """A run that trains while the block lasts; after it, it must have come to its end in good order."""
     server = {"endpoint": free_endpoint(), "peer_timeout_s": 2.0, "keys_dir": keys_dir and str(keys_dir)}
     config = make_config(folder, max_steps=num_steps, server=server)
-    run = GuardedRun(config, HonestTrainer(config), folder / "toy" / "logs" / "orchestrator.log")
-    thread = threading.Thread(target=run.trainer.train, daemon=True)
-    with process(
-        ["-m", SERVICE, "@", str(write_config(config, folder))], folder / "out", TOY_LATENCY_S="0.05"
-    ) as child:
+    words = (SERVICE, "@", str(write_config(config, folder)))
+    with service("orchestrator", config.run.path, *words, TOY_LATENCY_S="0.05") as orchestrator:
+        run = GuardedRun(config, HonestTrainer(config), orchestrator)
+        thread = threading.Thread(target=run.trainer.train, daemon=True)
         thread.start()
         try:
-            poll_until(lambda: bool(run.trainer.steps), "the first step", child)
+            orchestrator.until(lambda: run.trainer.steps)
             yield run
         finally:
             run.trainer.released.set()
         thread.join(DEADLINE_S)
-        assert child.wait(DEADLINE_S) == 0, (folder / "out").read_text()[-2000:]
+        orchestrator.finish()
     assert run.trainer.error is None
     assert run.trainer.steps == list(range(1, num_steps + 1))
 

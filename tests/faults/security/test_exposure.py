@@ -11,8 +11,8 @@ from orchestrator.config import BatchServerConfig
 from runtime.config import HealthConfig, resolved_json
 from runtime.exit_codes import ExitCode
 from tests.faults.security.guarded_run import SERVICE
-from tests.orchestrator.core.processes import DEADLINE_S, poll_until, process, write_config
-from tests.orchestrator.core.toys import make_config
+from tests.orchestrator.core.toys import make_config, write_config
+from tests.support.process import process
 from trainer.config import OrchestratorLinkConfig, WeightsConfig
 from transport.exposure import is_local, reachable
 from transport.security import make_keys
@@ -21,7 +21,7 @@ from viewer.cli import _view_parser
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:29600", "tcp://*:29600", "tcp://10.0.0.3:1", "tcp://[::]:1"])
@@ -123,9 +123,9 @@ def test_trainer_names_the_key_file_that_is_missing_before_it_loads_torch(tmp_pa
 def test_insecure_orchestrator_starts_and_says_so(tmp_path: Path) -> None:
     config = make_config(tmp_path, server={"endpoint": "tcp://0.0.0.0:0", "insecure": True})
     log = tmp_path / "toy" / "logs" / "orchestrator.log"
-    with process(["-m", SERVICE, "@", str(write_config(config, tmp_path))], tmp_path / "out") as child:
+    with process(tmp_path / "out", SERVICE, "@", str(write_config(config, tmp_path))) as child:
         said = "has no keys and is reachable from other machines (insecure = true)"
-        poll_until(lambda: log.exists() and said in log.read_text(), "the warning", child)
+        child.until(lambda: log.exists() and said in log.read_text())
 
 
 @pytest.mark.integration
@@ -136,8 +136,8 @@ def test_secrets_are_in_no_file_but_their_own(tmp_path: Path) -> None:
         tmp_path, server={"endpoint": "tcp://127.0.0.1:0", "keys_dir": str(keys)}, log={"level": "TRACE"}
     )
     written = [tmp_path / "toy" / name for name in ("services/orchestrator.json", "logs/orchestrator.log")]
-    with process(["-m", SERVICE, "@", str(write_config(config, tmp_path))], tmp_path / "out") as child:
-        poll_until(lambda: all(path.exists() for path in written), "the orchestrator", child)
+    with process(tmp_path / "out", SERVICE, "@", str(write_config(config, tmp_path))) as child:
+        child.until(lambda: all(path.exists() for path in written))
     secrets = [path.read_bytes().strip() for path in keys.glob("*.secret")]
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".secret"]
     assert {path.name for path in files} >= {"orchestrator.json", "orchestrator.log", "out"}

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.security.guarded_run import GuardedRun, guarded_run, make_keyring
-from tests.orchestrator.core.processes import poll_until, process
+from tests.faults.security.guarded_run import DEADLINE_S, GuardedRun, guarded_run, make_keyring
+from tests.support.process import process
+from tests.support.waiting import until
 from transport.manifest import SCHEMA_VERSION
 
 pytestmark = pytest.mark.integration
@@ -29,7 +30,7 @@ class Stranger:
     def start(self, run: GuardedRun, folder: Path) -> list[str]:
         arguments = [argument.format(keys=folder) for argument in self.arguments]
         out = str(folder / self.address)
-        return ["-m", "tests.faults.security.stranger", run.endpoint_from(self.address), out, *arguments]
+        return ["tests.faults.security.stranger", run.endpoint_from(self.address), out, *arguments]
 
 
 RIGHT_KEY = ("--keys", "{keys}/keys")
@@ -80,13 +81,13 @@ def besiege(folder: Path, strangers: dict[str, Stranger], *, guarded: bool) -> A
         before = len(run.trainer.steps)
         with ExitStack() as stack:
             for stranger in strangers.values():
-                stack.enter_context(process(stranger.start(run, folder), folder / "strangers.out"))
-            for kind, stranger in strangers.items():
-                poll_until(lambda one=stranger: bool(run.lines_about(one.address)), f"a line about {kind}")
+                stack.enter_context(process(folder / "strangers.out", *stranger.start(run, folder)))
+            for stranger in strangers.values():
+                until(lambda one=stranger: bool(run.lines_about(one.address)), DEADLINE_S)
                 tries = len(told(stranger))
-                poll_until(lambda one=stranger, so_far=tries: len(told(one)) >= so_far + 2, f"{kind} to come again")
+                until(lambda one=stranger, so_far=tries: len(told(one)) >= so_far + 2, DEADLINE_S)
         meanwhile = len(run.trainer.steps) - before
-        metrics = run.metrics()
+        metrics = run.orchestrator.metrics_text()
     return Aftermath(
         {kind: run.lines_about(stranger.address) for kind, stranger in strangers.items()},
         {kind: told(stranger) for kind, stranger in strangers.items()},

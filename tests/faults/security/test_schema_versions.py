@@ -6,8 +6,8 @@ import pytest
 
 from tests.faults.security.future_schema import FUTURE
 from tests.faults.security.guarded_run import SERVICE
-from tests.orchestrator.core.processes import poll_until, process, write_config
-from tests.orchestrator.core.toys import make_config
+from tests.orchestrator.core.toys import make_config, write_config
+from tests.support.process import process
 from tests.transport.samples import RUN
 from transport.client import BatchClient
 from transport.errors import OutboxError, SchemaMismatch
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.integration
 def test_a_trainer_refuses_an_orchestrator_of_a_later_release(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     log = tmp_path / "toy" / "logs" / "orchestrator.log"
-    arguments = ["-m", "tests.faults.security.future_schema", SERVICE, "@", str(write_config(config, tmp_path))]
-    with process(arguments, tmp_path / "out") as child:
+    arguments = ["tests.faults.security.future_schema", SERVICE, "@", str(write_config(config, tmp_path))]
+    with process(tmp_path / "out", *arguments) as child:
         client = BatchClient(config.server.endpoint, "toy", connect_timeout_s=30)
         with client, pytest.raises(SchemaMismatch, match=f"speaks {SCHEMA_VERSION}, the peer {FUTURE}"):
             client.hello()
         expected = f"rejected schema from 127.0.0.1: schema version {SCHEMA_VERSION}, this server speaks {FUTURE}"
-        poll_until(lambda: log.read_text().count(expected) == 1, "the refusal in the log", child)
+        child.until(lambda: log.read_text().count(expected) == 1)
         assert child.poll() is None
 
 
 def test_batches_of_a_later_release_are_refused_by_name_and_kept(tmp_path: Path) -> None:
-    command = ["-m", "tests.faults.security.future_schema", "tests.transport.serve"]
-    with process([*command, str(tmp_path), "tcp://127.0.0.1:0", "2", "2"], tmp_path / "out") as child:
-        poll_until(lambda: len(list(tmp_path.glob("step-*.batch"))) == 2, "two batches", child)
+    command = ["tests.faults.security.future_schema", "tests.transport.serve"]
+    with process(tmp_path / "out", *command, str(tmp_path), "tcp://127.0.0.1:0", "2", "2") as child:
+        child.until(lambda: len(list(tmp_path.glob("step-*.batch"))) == 2)
     with pytest.raises((SchemaMismatch, OutboxError), match=f"speaks {SCHEMA_VERSION}, the peer {FUTURE}"):
         Outbox(tmp_path, RUN)
     assert len(list(tmp_path.glob("step-*.batch"))) == 2

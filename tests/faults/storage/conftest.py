@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.campaign import make_model
 from tests.faults.exactly_once.evidence import Result, result_of
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.storage.services import Services
 from tests.faults.storage.small_disk import SmallDisk, small_disk
 
@@ -16,15 +14,15 @@ MAX_STEPS = 8
 
 
 @pytest.fixture(scope="session")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(random_model: Path) -> Path:
     """A tiny model with random weights."""
-    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+    return random_model
 
 
 @pytest.fixture
-def services(nurseries: dict[str, Nursery], tmp_path: Path) -> Iterator[Services]:
+def services(tmp_path: Path) -> Iterator[Services]:
     """Starts services, and ends those that still live."""
-    started = Services(nurseries, tmp_path)
+    started = Services(tmp_path)
     yield started
     started.kill_all()
 
@@ -44,9 +42,9 @@ def fixed_run(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Fix
 
 
 @pytest.fixture(scope="session")
-def reference(fixed_run: FixedRun, nurseries: dict[str, Nursery], tmp_path_factory: pytest.TempPathFactory) -> Result:
+def reference(fixed_run: FixedRun, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """How a run ends that nobody disturbs."""
-    started = Services(nurseries, tmp_path_factory.mktemp("reference"))
+    started = Services(tmp_path_factory.mktemp("reference"))
     try:
         started.start_both(fixed_run)
         assert started.wait_both() == (0, 0), started.output("trainer") + started.output("orchestrator")

@@ -1,58 +1,34 @@
 """Real `inference` processes on ports of their own, that a test can kill, freeze and start again."""
 
 import json
-import os
-import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from tests.faults.exactly_once.fixed_run import free_port
-from tests.faults.exactly_once.nursery import Child, Nursery
+from tests.support.process import Process
 
 
 class EngineProcess:
     """One engine of run `run_id`. It lives in a folder of its own and comes back under its address."""
 
-    def __init__(self, nursery: Nursery, folder: Path, model: Path, run_id: str, token_file: Path) -> None:
+    def __init__(self, folder: Path, model: Path, run_id: str, token_file: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._nursery = nursery
         self._folder = folder
         self._arguments = ["--model.path", str(model), "--run.dir", str(folder), "--run.name", run_id]
         self._arguments += ["--server.port", str(self.port), "--health.port", "0", "--torch.max-model-len", "128"]
         self._arguments += ["--admin-token-file", str(token_file), "--no-metrics.tensorboard"]
-        self._child: Child | None = None
+        self.start()
 
     def start(self) -> None:
-        """Start it; it is not ready yet."""
-        self._folder.mkdir(exist_ok=True)
-        self._child = self._nursery.start(self._arguments, self._folder / "out")
-
-    def kill(self) -> None:
-        """kill -9."""
-        if self._child is not None:
-            self._child.kill()
-
-    def freeze(self) -> None:
-        """SIGSTOP: its port stays open, and nobody answers."""
-        assert self._child is not None
-        os.kill(self._child.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        assert self._child is not None
-        os.kill(self._child.pid, signal.SIGCONT)
-
-    @property
-    def output(self) -> str:
-        """What it has said, over all its lives."""
-        return (self._folder / "out").read_text()
+        """Start it (again); it is not ready yet."""
+        self.process = Process(self._folder / "out", "inference", *self._arguments, warm=True)
 
     @property
     def versions(self) -> list[int]:
         """Policy versions that it has loaded, in order, over all its lives."""
-        words = [line.split("serving version ", 1) for line in self.output.splitlines()]
+        words = [line.split("serving version ", 1) for line in self.process.output.splitlines()]
         return [int(found[1].split()[0]) for found in words if len(found) == 2]
 
     @property

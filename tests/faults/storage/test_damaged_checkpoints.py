@@ -39,10 +39,10 @@ def server(tmp_path: Path) -> Iterator[StandIn]:
 
 
 @pytest.fixture(scope="module")
-def finished(nurseries, model_path: Path, recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(model_path: Path, recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with checkpoints 6 and 8."""
     folder = tmp_path_factory.mktemp("finished")
-    services = Services(nurseries, folder)
+    services = Services(folder)
     services.start("trainer", replay(model_path, recording, folder))
     assert services.wait("trainer") == ExitCode.OK, services.output("trainer")
     return folder / RUN_ID
@@ -134,18 +134,18 @@ def test_saves_that_the_disk_refuses_are_tried_at_each_step_and_end_the_run_afte
     run = disk.path / RUN_ID
     services.start("trainer", command)
     server.publish(1, 2)
-    services.until(lambda: server.progress == (2, 2), "two steps")
+    services.until(lambda: server.progress == (2, 2))
 
     disk.fill(NO_ROOM)
     server.publish(3)
-    services.until(lambda: "checkpoint 3 failed (1 of 3)" in services.output("trainer"), "the first refusal")
+    services.until(lambda: "checkpoint 3 failed (1 of 3)" in services.output("trainer"))
     server.publish(4)
-    services.until(lambda: "checkpoint 4 failed (2 of 3)" in services.output("trainer"), "the second refusal")
+    services.until(lambda: "checkpoint 4 failed (2 of 3)" in services.output("trainer"))
     assert server.progress == (4, 2), "trained, and not committed"
     assert valid_checkpoints(run) == [1, 2]
     disk.empty()
     server.publish(5)
-    services.until(lambda: server.progress == (5, 5), "the save that makes up for it")
+    services.until(lambda: server.progress == (5, 5))
 
     disk.fill(NO_ROOM)
     server.publish(6, 7, 8)

@@ -11,7 +11,6 @@ from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import tally
 from runtime.exit_codes import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
-from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.storage.announcements import Announcements
 from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.services import TIMEOUT_S, Services
@@ -47,17 +46,15 @@ class PublishingTrainer(StandInTrainer):
 
 
 @pytest.fixture
-def engines(inference_nursery: Nursery, tmp_path: Path, model_path: Path) -> Iterator[list[EngineProcess]]:
+def engines(tmp_path: Path, model_path: Path) -> Iterator[list[EngineProcess]]:
     token_file = tmp_path / "admin.token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)
     folders = [tmp_path / "engine-a", tmp_path / "engine-b"]
-    started = [EngineProcess(inference_nursery, folder, model_path, RUN_ID, token_file) for folder in folders]
-    for engine in started:
-        engine.start()
+    started = [EngineProcess(folder, model_path, RUN_ID, token_file) for folder in folders]
     yield started
     for engine in started:
-        engine.kill()
+        engine.process.kill()
 
 
 async def test_killed_engines_cost_no_rollout_and_come_back_with_the_current_weights(
@@ -76,7 +73,7 @@ async def test_killed_engines_cost_no_rollout_and_come_back_with_the_current_wei
 
     async def disturb() -> None:
         await until_async(lambda: 2 in trainer.batches, TIMEOUT_S)
-        mortal.kill()
+        mortal.process.kill()
         trainer.may_train = 4
         await until_async(
             lambda: f"engine {mortal.url} is out of service, 1 of 2 are left" in "".join(log_lines), TIMEOUT_S
@@ -89,8 +86,8 @@ async def test_killed_engines_cost_no_rollout_and_come_back_with_the_current_wei
         trainer.may_train = 6
         await until_async(lambda: 7 in trainer.batches and mortal.num_sampled_tokens > 0, TIMEOUT_S)
         log_lines.clear()
-        mortal.kill()
-        other.kill()
+        mortal.process.kill()
+        other.process.kill()
         trainer.may_train = MAX_STEPS
         await until_async(lambda: not pool.availability.is_open, TIMEOUT_S)
         other.start()

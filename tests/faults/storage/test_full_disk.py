@@ -36,8 +36,8 @@ def test_a_disk_that_is_freed_in_time_costs_the_run_nothing_but_time(
 ) -> None:
     run = fixed_run.below(disk.path)
     services.start_both(run)
-    services.until(lambda: is_under_way(run), "the third batch")
-    services.until(lambda: disk.fill() or has_warned(services), "a warning")
+    services.until(lambda: is_under_way(run))
+    services.until(lambda: disk.fill() or has_warned(services))
     check_whole(run.path)
     disk.empty()
     assert services.wait_both() == (0, 0)
@@ -68,8 +68,8 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_goes_on_when_there_i
 ) -> None:
     run = fixed_run.below(disk.path)
     services.start_both(run)
-    services.until(lambda: is_under_way(run), "the third batch")
-    services.until(lambda: disk.fill() or any(map(services.exit_code, REFUSED)), "a service to give up")
+    services.until(lambda: is_under_way(run))
+    services.until(lambda: disk.fill() or any(map(services.exit_code, REFUSED)))
     ended = [service for service in REFUSED if services.exit_code(service) is not None]
     for service in ended:
         assert services.exit_code(service) == ExitCode.STORAGE, services.output(service)

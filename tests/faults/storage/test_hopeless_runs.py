@@ -1,19 +1,16 @@
 """Rows 21 and 22: a run that produces no finite number, and a run in which no group differs."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from runtime.exit_codes import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun, free_port
-from tests.faults.exactly_once.nursery import ROOT, environment
 from tests.faults.storage.services import TIMEOUT_S, Services
 from tests.faults.storage.whole_files import valid_checkpoints
+from tests.support.process import Process
 from tests.trainer.shell.recorded import make_batch
 from tests.trainer.shell.runs import arguments, weight_bytes
 from transport.batch_file import file_chunks
@@ -40,34 +37,20 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def two_ranks(model_path: Path, recording: Path, tmp_path: Path) -> "Iterator[list[subprocess.Popen[str]]]":
+def two_ranks(model_path: Path, recording: Path, tmp_path: Path, start: Callable[..., Process]) -> list[Process]:
     """Two trainer processes, as torchrun would start them, but with exit codes of their own."""
     flags = ("--checkpoint.interval-steps", "1", "--max-non-finite-steps", str(MAX_IN_A_ROW), "--weights.keep", "9")
     command = arguments(model_path, tmp_path, RUN_ID, "--replay", str(recording), *flags)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer", *command],
-            env=environment() | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    yield started
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate(timeout=30)
+    return [start("trainer", *command, warm=True, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(2)]
 
 
 def test_no_rank_steps_on_a_batch_that_is_not_finite_and_three_in_a_row_end_the_run(
-    two_ranks: "list[subprocess.Popen[str]]", recording: Path, tmp_path: Path
+    two_ranks: list[Process], recording: Path, tmp_path: Path
 ) -> None:
-    outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in two_ranks]
-    assert [process.returncode for process in two_ranks] == [ExitCode.NON_FINITE] * 2, outputs
+    codes = [process.wait(TIMEOUT_S) for process in two_ranks]
+    outputs = [process.output for process in two_ranks]
+    assert codes == [ExitCode.NON_FINITE] * 2, outputs
     run = tmp_path / RUN_ID
     for rank, output in enumerate(outputs):
         assert "were not finite for 3 steps in a row, up to 6" in output, rank
@@ -106,6 +89,5 @@ def test_a_run_in_which_all_rewards_are_equal_ends_with_advice(
     assert "Raise the temperature or group_size" in line
     assert "Traceback" not in services.output("orchestrator")
     assert not list((run.path / "outbox").glob("*.batch")), "an empty batch is no batch"
-    command = [sys.executable, "-m", "orchestrator", "ledger", str(run.path)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
+    services.start("orchestrator", ["ledger", str(run.path)])
+    assert services.wait("orchestrator") == 0, services.output("orchestrator")

@@ -18,13 +18,13 @@ from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.policy import Policy
 from runtime.health import Health
-from tests.faults.exactly_once.nursery import Nursery
 from tests.faults.storage.announcements import Announcements
 from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.save_kills import lines
 from tests.faults.storage.services import TIMEOUT_S
 from tests.faults.storage.whole_files import check_whole
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
+from tests.support.process import frozen
 from tests.support.waiting import until_async
 from transport.progress import PublishedWeights
 from transport.weights import version_dir
@@ -43,11 +43,10 @@ def token_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(inference_nursery: Nursery, tmp_path: Path, model_path: Path, token_file: Path) -> Iterator[EngineProcess]:
-    process = EngineProcess(inference_nursery, tmp_path / "engine", model_path, RUN_ID, token_file)
-    process.start()
+def engine(tmp_path: Path, model_path: Path, token_file: Path) -> Iterator[EngineProcess]:
+    process = EngineProcess(tmp_path / "engine", model_path, RUN_ID, token_file)
     yield process
-    process.kill()
+    process.process.kill()
 
 
 @pytest.fixture
@@ -153,13 +152,12 @@ async def test_a_frozen_engine_that_missed_five_versions_jumps_to_the_newest(
     async with following(engine.url, source, update_timeout_s=0.5) as policy:
         source.announce(source.publish(1))
         await until_async(lambda: policy.live == 1, TIMEOUT_S)
-        engine.freeze()
-        for version in range(2, 7):
-            source.announce(source.publish(version))
-            await asyncio.sleep(0.2)  # not a wait: the policy loop tries meanwhile, and gives up
-        assert policy.live == 1
-        assert sorted(path.name for path in root.iterdir()) == ["v00000005", "v00000006"]
-        engine.thaw()
+        with frozen(engine.process):
+            for version in range(2, 7):
+                source.announce(source.publish(version))
+                await asyncio.sleep(0.2)  # not a wait: the policy loop tries meanwhile, and gives up
+            assert policy.live == 1
+            assert sorted(path.name for path in root.iterdir()) == ["v00000005", "v00000006"]
         await until_async(lambda: policy.live == 6, TIMEOUT_S)
     assert engine.versions[0] == 1
     assert engine.versions[-1] == 6

@@ -11,15 +11,14 @@ from orchestrator.ledger import LEDGER_NAME, Ledger
 from orchestrator.positions import Done
 from runtime.exit_codes import ExitCode
 from tests.orchestrator.core.builders import make_ticket
-from tests.orchestrator.core.processes import DEADLINE_S, write_config
-from tests.orchestrator.core.toys import make_config
+from tests.orchestrator.core.toys import make_config, write_config
 
 CLI = ("-m", "orchestrator")
 TOY = ("-m", "tests.orchestrator.core.toy_service")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def is_one_clear_line(result: subprocess.CompletedProcess[str], *texts: str) -> bool:

@@ -1,7 +1,6 @@
 """kill -9, SIGTERM and stalls of a real orchestrator process."""
 
 import random
-import signal
 import time
 import urllib.error
 import urllib.request
@@ -13,24 +12,24 @@ from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import tally
 from runtime.exit_codes import ExitCode
 from runtime.run_dir import RunDir
-from tests.orchestrator.core.processes import DEADLINE_S, poll_until, process, write_config
-from tests.orchestrator.core.toys import StandInTrainer, make_config, training
+from tests.orchestrator.core.toys import StandInTrainer, make_config, training, write_config
+from tests.support.process import process
 
 pytestmark = pytest.mark.integration
 
-SERVICE = ("-m", "tests.orchestrator.core.toy_service")
+SERVICE = "tests.orchestrator.core.toy_service"
 
 
 def run_whole(folder: Path, **changes: object) -> StandInTrainer:
     """A run without faults."""
     folder.mkdir()
     config = make_config(folder, **changes)
-    arguments = [*SERVICE, "@", str(write_config(config, folder))]
+    arguments = [SERVICE, "@", str(write_config(config, folder))]
     with (
         training(StandInTrainer(config.server.endpoint, commit_every=3)) as trainer,
-        process(arguments, folder / "out") as child,
+        process(folder / "out", *arguments) as child,
     ):
-        assert child.wait(timeout=DEADLINE_S) == ExitCode.OK, (folder / "out").read_text()
+        assert child.wait() == ExitCode.OK, child.output
     return trainer
 
 
@@ -40,16 +39,16 @@ def test_a_killed_orchestrator_cuts_the_same_batches(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     folder.mkdir()
     config = make_config(folder, **changes)
-    arguments = [*SERVICE, "@", str(write_config(config, folder))]
+    arguments = [SERVICE, "@", str(write_config(config, folder))]
     draw = random.Random(7)
     with training(StandInTrainer(config.server.endpoint, commit_every=3)) as trainer:
         for after_step in (1, 4, 8):
-            with process(arguments, folder / "out", TOY_LATENCY_S="0.01") as child:
-                poll_until(lambda step=after_step: step in trainer.digests, f"batch {after_step}", child)
+            with process(folder / "out", *arguments, TOY_LATENCY_S="0.01") as child:
+                child.until(lambda step=after_step: step in trainer.digests)
                 time.sleep(draw.uniform(0.0, 0.1))  # not a wait: the instant of the kill is the thing under test
                 child.kill()
-        with process(arguments, folder / "out") as child:
-            assert child.wait(timeout=DEADLINE_S) == ExitCode.OK, (folder / "out").read_text()
+        with process(folder / "out", *arguments) as child:
+            assert child.wait() == ExitCode.OK, child.output
     assert trainer.digests == reference.digests
     ledger = tally(read_ledger(folder / "toy" / "ledger" / LEDGER_NAME))
     assert ledger.balances, ledger.problems
@@ -60,12 +59,11 @@ def test_a_killed_orchestrator_cuts_the_same_batches(tmp_path: Path) -> None:
 
 def test_a_terminated_orchestrator_exits_0_and_leaves_a_balanced_ledger(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=10_000)
-    with process([*SERVICE, "@", str(write_config(config, tmp_path))], tmp_path / "out") as child:
+    with process(tmp_path / "out", SERVICE, "@", str(write_config(config, tmp_path))) as child:
         ledger_path = tmp_path / "toy" / "ledger" / LEDGER_NAME
         batch = tmp_path / "toy" / "outbox" / "step-00000002.batch"
-        poll_until(batch.exists, "the second batch", child)
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=DEADLINE_S) == ExitCode.OK, (tmp_path / "out").read_text()
+        child.until(batch.exists)
+        assert child.stop() == ExitCode.OK, child.output
     ledger = tally(read_ledger(ledger_path))
     assert ledger.balances, ledger.problems
     assert not ledger.states["in_flight"]
@@ -74,18 +72,18 @@ def test_a_terminated_orchestrator_exits_0_and_leaves_a_balanced_ledger(tmp_path
 
 def test_a_silent_trainer_ends_in_a_stall_that_says_who_waits_for_whom(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=10, stall_timeout_s=2.0)
-    with process([*SERVICE, "@", str(write_config(config, tmp_path))], tmp_path / "out") as child:
-        assert child.wait(timeout=DEADLINE_S) == ExitCode.STALLED
-    output = (tmp_path / "out").read_text()
+    with process(tmp_path / "out", SERVICE, "@", str(write_config(config, tmp_path))) as child:
+        assert child.wait() == ExitCode.STALLED
+    output = child.output
     assert "orchestrator stalled" in output
     assert "policy version 1 from the trainer (0 is live)" in output
 
 
 def test_health_says_what_the_orchestrator_waits_for(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=10)
-    with process([*SERVICE, "@", str(write_config(config, tmp_path))], tmp_path / "out") as child:
+    with process(tmp_path / "out", SERVICE, "@", str(write_config(config, tmp_path))) as child:
         services = RunDir(tmp_path / "toy")
-        poll_until(lambda: "orchestrator" in services.read_services(), "the announcement", child)
+        child.until(lambda: "orchestrator" in services.read_services())
         url = services.read_services()["orchestrator"].health_url
 
         def is_waiting() -> bool:
@@ -95,14 +93,14 @@ def test_health_says_what_the_orchestrator_waits_for(tmp_path: Path) -> None:
             except urllib.error.HTTPError:  # 503: still starting
                 return False
 
-        poll_until(is_waiting, "the scheduler to wait for a version", child)
+        child.until(is_waiting)
 
 
 def test_a_second_orchestrator_of_the_same_run_is_refused(tmp_path: Path) -> None:
     config = make_config(tmp_path, max_steps=10)
-    arguments = [*SERVICE, "@", str(write_config(config, tmp_path))]
-    with process(arguments, tmp_path / "out") as first:
-        poll_until((tmp_path / "toy" / "services" / "orchestrator.json").exists, "the first one", first)
-        with process(arguments, tmp_path / "second") as second:
-            assert second.wait(timeout=DEADLINE_S) == ExitCode.USAGE
-    assert f"pid {first.pid}" in (tmp_path / "second").read_text()
+    arguments = [SERVICE, "@", str(write_config(config, tmp_path))]
+    with process(tmp_path / "out", *arguments) as first:
+        first.until((tmp_path / "toy" / "services" / "orchestrator.json").exists)
+        with process(tmp_path / "second", *arguments) as second:
+            assert second.wait() == ExitCode.USAGE
+    assert f"pid {first.pid}" in second.output

@@ -11,8 +11,16 @@ from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import tally
 from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
-from tests.orchestrator.core.processes import DEADLINE_S, poll_until, process, write_config
-from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, make_engine, run_toy, training
+from tests.orchestrator.core.toys import (
+    StandInTrainer,
+    ToyEnv,
+    make_config,
+    make_engine,
+    run_toy,
+    training,
+    write_config,
+)
+from tests.support.process import process
 
 
 def check(trainer: StandInTrainer, folder: Path, max_steps: int, max_staleness: int) -> Counter[str]:
@@ -49,16 +57,16 @@ async def test_every_policy_trains_to_the_end_within_its_bound(tmp_path: Path, p
 @pytest.mark.parametrize("policy", ["drop", "withhold"])
 def test_a_killed_run_trains_no_rollout_twice(tmp_path: Path, policy: str) -> None:
     config = make_config(tmp_path, max_steps=10, staleness_policy=policy, max_staleness=1)
-    arguments = ["-m", "tests.orchestrator.core.toy_service", "@", str(write_config(config, tmp_path))]
+    arguments = ["tests.orchestrator.core.toy_service", "@", str(write_config(config, tmp_path))]
     draw = random.Random(3)
     with training(StandInTrainer(config.server.endpoint, commit_every=3)) as trainer:
         for after_step in (2, 6):
-            with process(arguments, tmp_path / "out", TOY_LATENCY_S="0.02") as child:
-                poll_until(lambda step=after_step: step in trainer.digests, f"batch {after_step}", child)
+            with process(tmp_path / "out", *arguments, TOY_LATENCY_S="0.02") as child:
+                child.until(lambda step=after_step: step in trainer.digests)
                 time.sleep(draw.uniform(0.0, 0.05))  # not a wait: the instant of the kill is the thing under test
                 child.kill()
-        with process(arguments, tmp_path / "out", TOY_LATENCY_S="0.02") as child:
-            assert child.wait(timeout=DEADLINE_S) == ExitCode.OK, (tmp_path / "out").read_text()
+        with process(tmp_path / "out", *arguments, TOY_LATENCY_S="0.02") as child:
+            assert child.wait() == ExitCode.OK, child.output
     states = check(trainer, tmp_path, 10, max_staleness=1)
     assert states["cancelled"] > 0, "no kill hit a rollout in flight"
     assert not states["in_flight"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from orchestrator.config import OrchestratorConfig
@@ -210,6 +211,19 @@ async def run_toy(config: OrchestratorConfig, engine: Engine, adapters: Sequence
     with training(StandInTrainer(config.server.endpoint)) as trainer:
         await run_orchestrator(config, engine, adapters)
     return trainer
+
+
+def write_config(config: OrchestratorConfig, folder: Path) -> Path:
+    """The config as a file that `@` reads."""
+    path = folder / "orchestrator.toml"
+    path.write_bytes(msgspec.toml.encode(_without_none(config.model_dump(mode="json"))))
+    return path
+
+
+def _without_none(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def free_endpoint() -> str:

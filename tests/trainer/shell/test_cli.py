@@ -9,13 +9,16 @@ import torch
 
 from runtime.errors import UserError
 from runtime.run_dir import RunDir
-from tests.trainer.shell.runs import MODULE, arguments, environment
+from tests.support.nursery import environment
+from tests.trainer.shell.runs import arguments
 from trainer.cli import run
 from trainer.distributed import choose_device
 
 
 def trainer(*flags: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*MODULE, *flags], env=environment(), capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *flags], env=environment(), capture_output=True, text=True, timeout=60
+    )
 
 
 def assert_user_error(result: "subprocess.CompletedProcess[str]", pattern: str) -> None:

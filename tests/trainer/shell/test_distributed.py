@@ -1,11 +1,10 @@
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from runtime.errors import PeerLostError, StorageError
-from tests.trainer.shell.runs import finish, start
+from tests.trainer.shell.runs import torchrun
 from tests.trainer.shell.tiny import ALONE
 
 
@@ -28,10 +27,11 @@ def test_a_failing_disk_is_a_storage_error_that_names_the_rank():
 
 
 @pytest.mark.integration
-def test_two_ranks_exchange_bytes_and_fail_together(tmp_path):
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    finish(start(*launcher, str(Path(__file__).with_name("rank_checks.py")), str(tmp_path)), within_s=120)
-    assert {path.read_text() for path in tmp_path.iterdir()} == {"0 of 2, first: True", "1 of 2, first: False"}
+def test_two_ranks_exchange_bytes_and_fail_together(tmp_path, start):
+    said = tmp_path / "said"
+    said.mkdir()
+    start(*torchrun(2, str(Path(__file__).with_name("rank_checks.py")), str(said))).finish(within_s=120)
+    assert {path.read_text() for path in said.iterdir()} == {"0 of 2, first: True", "1 of 2, first: False"}
 
 
 GLOO = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9123"

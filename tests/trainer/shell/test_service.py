@@ -1,9 +1,7 @@
 """A real trainer process against a real batch server. What happens when a rank dies: tests/faults/liveness."""
 
 import json
-import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from runtime.exit_codes import ExitCode
 from tests.support.waiting import until
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID
-from tests.trainer.shell.runs import MODULE, arguments, finish, start, torchrun, weight_bytes, weights_of
+from tests.trainer.shell.runs import arguments, torchrun, weight_bytes, weights_of
 from tests.trainer.shell.stand_in import StandIn, stand_in
 from trainer.cli import run
 from trainer.export import newest_checkpoint
@@ -31,26 +29,15 @@ def server(tmp_path: Path) -> Iterator[StandIn]:
         yield running
 
 
-@pytest.fixture
-def processes() -> "Iterator[list[subprocess.Popen[str]]]":
-    """Processes that must not outlive the test."""
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
-
-
 def flags(server: StandIn, model: Path, runs: Path, *more: str) -> list[str]:
     link = ("--orchestrator.endpoint", server.endpoint, "--checkpoint.interval-steps", "2", "--weights.keep", "9")
     return arguments(model, runs, RUN_ID, *link, *more)
 
 
-def test_a_run_trains_publishes_commits_and_ends(server, straight_run, model_path, tmp_path, processes):
+def test_a_run_trains_publishes_commits_and_ends(server, straight_run, model_path, tmp_path, start):
     server.publish(1)
-    processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    until(lambda: server.progress == (1, 0), within_s=STARTUP_S)
+    trainer = start("trainer", *flags(server, model_path, tmp_path), warm=True)
+    trainer.until(lambda: server.progress == (1, 0), STARTUP_S)
     assert server.version == 1
     announced = server.outbox.progress.weights
     assert read_weight_manifest(Path(announced.manifest_path)).digest == announced.digest
@@ -58,58 +45,53 @@ def test_a_run_trains_publishes_commits_and_ends(server, straight_run, model_pat
     until(lambda: server.progress == (3, 2))
     server.publish(4)
     server.end(NUM_STEPS)
-    output = finish(processes[0])
+    output = trainer.finish()
     assert server.progress == (NUM_STEPS, NUM_STEPS)
     assert f"the run has ended after step {NUM_STEPS}" in output
     assert weight_bytes(tmp_path / RUN_ID, NUM_STEPS) == weight_bytes(straight_run, NUM_STEPS)
 
 
-def test_kill_9_and_a_restart_end_with_the_same_weights(server, straight_run, model_path, tmp_path, processes):
+def test_kill_9_and_a_restart_end_with_the_same_weights(server, straight_run, model_path, tmp_path, start):
     server.publish(1, 2, 3)
-    processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    until(lambda: server.progress == (3, 2), within_s=STARTUP_S)  # step 3 is trained and in no checkpoint
-    os.killpg(processes[0].pid, signal.SIGKILL)
-    processes[0].wait(timeout=10)
+    trainer = start("trainer", *flags(server, model_path, tmp_path), warm=True)
+    trainer.until(lambda: server.progress == (3, 2), STARTUP_S)  # step 3 is trained and in no checkpoint
+    trainer.kill()
 
     server.publish(4)
     server.end(NUM_STEPS)
-    processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    output = finish(processes[1], within_s=STARTUP_S)
+    output = start("trainer", *flags(server, model_path, tmp_path), warm=True).finish(STARTUP_S)
     assert "resuming after step 2" in output
     assert server.progress == (NUM_STEPS, NUM_STEPS)
     assert weight_bytes(tmp_path / RUN_ID, NUM_STEPS) == weight_bytes(straight_run, NUM_STEPS)
 
 
-def test_sigterm_commits_what_is_trained_and_exits_0(server, model_path, tmp_path, processes):
+def test_sigterm_commits_what_is_trained_and_exits_0(server, model_path, tmp_path, start):
     server.publish(1)
-    processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    until(lambda: server.progress == (1, 0), within_s=STARTUP_S)
-    processes[0].send_signal(signal.SIGTERM)
-    output = finish(processes[0], within_s=30)
+    trainer = start("trainer", *flags(server, model_path, tmp_path), warm=True)
+    trainer.until(lambda: server.progress == (1, 0), STARTUP_S)
+    trainer.send(signal.SIGTERM)
+    output = trainer.finish(within_s=30)
     assert server.progress == (1, 1)
     assert "stopped by a signal after step 1" in output
     assert newest_checkpoint(tmp_path / RUN_ID / "checkpoints").name == "step-00000001"
     assert list((tmp_path / RUN_ID / "services").glob("*.json")) == []
 
 
-def test_two_ranks_train_like_one_and_one_resumes_what_two_saved(server, straight_run, model_path, tmp_path, processes):
+def test_two_ranks_train_like_one_and_one_resumes_what_two_saved(server, straight_run, model_path, tmp_path, start):
     server.publish(1, 2)
-    processes.append(start(*torchrun(2, *flags(server, model_path, tmp_path))))
-    until(lambda: server.progress == (2, 2), within_s=STARTUP_S)
+    launcher = start(*torchrun(2, "-m", "trainer", *flags(server, model_path, tmp_path)))
+    launcher.until(lambda: server.progress == (2, 2), STARTUP_S)
     run_dir = tmp_path / RUN_ID
     assert (run_dir / "weights/v00000000/model-00001-of-00001.safetensors").read_bytes() == (
         model_path / "model.safetensors"
     ).read_bytes()
-    os.killpg(processes[0].pid, signal.SIGKILL)
-    kill_ranks(run_dir)
-    processes[0].wait(timeout=30)
+    launcher.kill()
     manifest = json.loads((run_dir / "checkpoints/step-00000002/manifest.json").read_text())
     assert manifest["world_size"] == 2
 
     server.publish(3, 4)
     server.end(NUM_STEPS)
-    processes.append(start(*MODULE, *flags(server, model_path, tmp_path)))
-    assert "resuming after step 2" in finish(processes[1], within_s=STARTUP_S)
+    assert "resuming after step 2" in start("trainer", *flags(server, model_path, tmp_path)).finish(STARTUP_S)
     expected = weights_of(straight_run, NUM_STEPS)
     for name, value in weights_of(run_dir, NUM_STEPS).items():
         assert (value - expected[name]).abs().max() < 1e-6, name
@@ -129,14 +111,6 @@ def test_an_orchestrator_that_is_not_there_is_a_lost_peer(model_path, tmp_path):
     with pytest.raises(PeerLostError, match="no answer from tcp://") as raised:
         run(gone)
     assert raised.value.exit_code == ExitCode.PEER_LOST
-
-
-def kill_ranks(run_dir: Path) -> None:
-    for path in (run_dir / "services").glob("*.json"):
-        try:
-            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def test_a_trainer_that_comes_back_after_the_end_needs_no_orchestrator(model_path, recording, tmp_path):

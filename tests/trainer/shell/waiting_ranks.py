@@ -1,6 +1,6 @@
 """Run by torchrun in `test_waiting_ranks.py`: two ranks that ask an orchestrator, one of them late.
 
-    waiting_ranks.py <folder> <endpoint>
+    python -m tests.trainer.shell.waiting_ranks <folder> <endpoint>
 
 A rank that is late writes `<folder>/<call>.late` and asks only when `<folder>/<call>.go` is there. The other one writes
 `<folder>/<call>.answered` when it has its answer.

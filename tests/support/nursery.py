@@ -11,12 +11,17 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-ROOT = Path(__file__).parents[3]
+import pytest
+
+ROOT = Path(__file__).parents[2]
+"""Where a child finds the package `tests`."""
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of torchrun, under which the tests themselves may run."""
 
 
 class Child(Protocol):
@@ -83,27 +88,30 @@ class Nursery:
 
     def start(self, argv: Sequence[str], output: Path) -> Child:
         """A running service; its output is appended to `output`."""
-        is_cold = self._random.random() < self._cold_share
-        return self._start_cold(argv, output) if is_cold else self._start_warm(argv, output)
+        if self._random.random() >= self._cold_share:
+            return self.start_warm(argv, output)
+        self.num_cold += 1
+        self._cold.append(start_cold([self.service, *argv], output))
+        return self._cold[-1]
 
-    def _start_warm(self, argv: Sequence[str], output: Path) -> Child:
+    def start_warm(
+        self,
+        argv: Sequence[str],
+        output: Path,
+        *,
+        cwd: Path = ROOT,
+        settings: Mapping[str, str] | None = None,
+        netns: str | None = None,
+    ) -> Child:
+        """As `start_cold`, and never cold."""
         assert self._process.stdin is not None
         self._drain()
-        self._process.stdin.write(json.dumps({"argv": list(argv), "output": str(output)}).encode() + b"\n")
+        birth = {"argv": argv, "output": str(output), "cwd": str(cwd), "settings": settings or {}, "netns": netns}
+        self._process.stdin.write(json.dumps(birth).encode() + b"\n")
         self._process.stdin.flush()
         while "code" in (message := self._read(wait=True)):
             self._codes[message["pid"]] = message["code"]
         return WarmChild(self, message["pid"])
-
-    def _start_cold(self, argv: Sequence[str], output: Path) -> Child:
-        self.num_cold += 1
-        command = [sys.executable, "-m", self.service, *argv]
-        with output.open("ab") as file:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd=ROOT, env=environment()
-            )
-        self._cold.append(child)
-        return child
 
     def exit_code(self, pid: int) -> int | None:
         """How a child ended."""
@@ -131,6 +139,46 @@ class Nursery:
         return message
 
 
+def start_cold(
+    words: Sequence[str],
+    output: Path,
+    *,
+    cwd: Path = ROOT,
+    settings: Mapping[str, str] | None = None,
+    netns: str | None = None,
+) -> "subprocess.Popen[bytes]":
+    """A running `python -m WORDS` with a session of its own; its output is appended to `output`."""
+    place = [] if netns is None else ["ip", "netns", "exec", netns]
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            [*place, sys.executable, "-m", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=cwd,
+            env=environment() | (settings or {}),
+            start_new_session=True,
+        )
+
+
 def environment() -> dict[str, str]:
     """One thread per process: the cores are shared by all of them."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    inherited = {key: value for key, value in os.environ.items() if key not in LAUNCHED}
+    return inherited | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+_NURSERIES: dict[str, Nursery] = {}
+
+
+def nursery(service: str) -> Nursery:
+    """The nursery of `service` that all tests of this process share."""
+    if service not in _NURSERIES:
+        _NURSERIES[service] = Nursery(service)
+    return _NURSERIES[service]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nurseries_end_with_the_tests() -> Iterator[None]:
+    yield
+    while _NURSERIES:
+        _NURSERIES.popitem()[1].__exit__(None, None, None)

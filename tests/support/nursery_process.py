@@ -1,5 +1,6 @@
-"""`python -m tests.faults.exactly_once.nursery_process inference|orchestrator|trainer`: see `nursery.py`."""
+"""`python -m tests.support.nursery_process inference|orchestrator|trainer`: see `nursery.py`."""
 
+import ctypes
 import importlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from runtime.service import Main, run_main
 
+CLONE_NEWNET = 0x40000000
 PRELOADED = {
     "inference": ("inference.service", "inference.torch_engine.start", "transformers.models.qwen3.modeling_qwen3"),
     "orchestrator": ("orchestrator.service", "orchestrator.envs.verifiers_adapter", "copy_text", "tandem_harness"),
@@ -45,7 +47,9 @@ def main(service: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def give_birth(service: str, run: Main, argv: list[str], output: str) -> int:
+def give_birth(
+    service: str, run: Main, argv: list[str], output: str, cwd: str, settings: dict[str, str], netns: str | None
+) -> int:
     """Fork a child that is the service from its entry point on; its pid."""
     pid = os.fork()
     if pid:
@@ -54,11 +58,22 @@ def give_birth(service: str, run: Main, argv: list[str], output: str) -> int:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     random.seed()
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.update(settings)
+    if netns is not None:
+        enter_network(netns)
     log = os.open(Path(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     run_main(service, run, argv)
+
+
+def enter_network(namespace: str) -> None:
+    """As `ip netns exec` does."""
+    with Path("/run/netns", namespace).open() as file:
+        assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
 
 
 def report_ended(living: set[int], ended: set[int]) -> None:
