@@ -1,19 +1,16 @@
 """One tiny model and one run of real ranks per world size, shared by all tests of the numeric core."""
 
-import json
-import multiprocessing
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from tests.once import Once
-from tests.trainer.core.rank_worker import CPU, Rank, run_rank
+from tests.support.ranks import RankRun, run_ranks
+from tests.trainer.core.rank_worker import CPU, train_all
 from tests.trainer.core.reference import reference_gradients
 from tests.trainer.core.scenarios import SEQ_LEN, Scenario, batch_of
 from tests.trainer.core.tiny import make_manifest, save_tiny_model
@@ -23,20 +20,6 @@ from trainer.plan import plan_step
 from transport.sample import TrainingSample
 
 WORLD_SIZES = (1, 2, 4)
-
-
-@dataclass(frozen=True)
-class RankRun:
-    """What the ranks of one group wrote down."""
-
-    world_size: int
-    out: Path
-
-    def results(self, rank: int = 0) -> dict[str, dict]:
-        return json.loads((self.out / f"rank{rank}.json").read_text())
-
-    def gradients(self, scenario: str) -> dict[str, Tensor]:
-        return load_file(self.out / f"{scenario}.safetensors")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,22 +73,4 @@ def references(model_path: Path) -> References:
 def rank_run(request: pytest.FixtureRequest, model_path: Path, once: Once) -> RankRun:
     """All scenarios, trained by this many real processes; every `model_path` holds the same weights."""
     size = request.param
-    return RankRun(size, once(f"ranks{size}", lambda out: run_ranks(size, model_path, out)))
-
-
-def run_ranks(world_size: int, model_path: Path, out: Path, entry: Callable[[Rank], None] = run_rank) -> RankRun:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([entry.__module__])  # torch is imported once, not once per rank
-    ranks = [Rank(rank, world_size, model_path, out) for rank in range(world_size)]
-    processes = [context.Process(target=entry, args=(rank,)) for rank in ranks]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    alive = [process for process in processes if process.is_alive()]
-    for process in alive:
-        process.kill()
-    errors = [path.read_text() for path in sorted(out.glob("error*.txt"))]
-    assert not alive, f"ranks hang {errors}"
-    assert all(process.exitcode == 0 for process in processes), "\n".join(errors)
-    return RankRun(world_size, out)
+    return RankRun(size, once(f"ranks{size}", lambda out: run_ranks(size, model_path, out, train_all)))

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from tests.support.ranks import GradientRecorder
 from tests.trainer.core.reference import load_reference, reference_loss, unit_name
 from tests.trainer.core.scenarios import MIXED_LENGTHS, SEQ_LEN
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest, make_sample
@@ -95,23 +95,6 @@ def critic_samples() -> list[TrainingSample]:
     return samples
 
 
-class ModuleRecorder(torch.optim.Optimizer):
-    """An optimizer that keeps the gradient it is given and changes nothing."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module.parameters(), {"lr": 0.0})
-        self._module = module
-        self.gradients: dict[str, Tensor] = {}
-
-    def step(self) -> None:  # type: ignore[override]
-        self.gradients = {name: _full(parameter.grad) for name, parameter in self._module.named_parameters()}
-
-
-def _full(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
-
-
 def head_weights(hidden_size: int) -> tuple[Tensor, float]:
     """(weight, bias) of the value head in all tests."""
     return torch.sin(torch.arange(hidden_size, dtype=torch.float64)) * 0.1, 0.3
@@ -127,7 +110,7 @@ def train_critic_case(
         critic.value_head.weight.copy_(weight[None])
         critic.value_head.bias.fill_(bias)
     shard_critic(critic, mesh, reshard_after_forward=True)
-    recorders = ModuleRecorder(policy), ModuleRecorder(critic)
+    recorders = GradientRecorder(policy), GradientRecorder(critic)
     learner = CriticLearner(critic, recorders[1], case.config, NO_CLIP)
     samples = critic_samples()
     manifest = make_manifest(samples)

@@ -1,16 +1,14 @@
 """Real ranks with a LoRA adapter: gradients by scenario, a publish and a checkpoint of each group of ranks."""
 
-import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.trainer.core.rank_worker import CPU, GradientRecorder, Rank, part_name, train_scenario
+from tests.support.ranks import GradientRecorder, Rank
+from tests.trainer.core.rank_worker import CPU, part_name, train_scenario
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN
 from trainer.checkpoint import Checkpoints, Origin
 from trainer.config import CheckpointConfig, LoraConfig, ModelConfig, OptimizerConfig
@@ -63,27 +61,14 @@ def filled_moments(policy: Policy) -> tuple[torch.optim.AdamW, dict[str, Tensor]
     return optimizer, named_moments(policy.causal_lm, optimizer)
 
 
-def run_lora_rank(me: Rank) -> None:
-    """Entry point of a rank; leaves `error<k>.txt` on failure."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
-    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
-    try:
-        _work(me)
-    except Exception:
-        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
-        raise
-    finally:
-        dist.destroy_process_group()
-
-
-def _work(me: Rank) -> None:
+def train_adapter(me: Rank) -> None:
+    """Train every scenario, publish and save; rank 0 leaves gradients by scenario."""
     mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
     policy = shard_policy(load_lora_policy(me.model_path), mesh, reshard_after_forward=True)
     verify_packing(policy, CPU)
     for name, scenario in RANK_SCENARIOS.items():
         for mini_batch in range(scenario.mini_batches):
-            recorder = GradientRecorder(policy)
+            recorder = GradientRecorder(policy.causal_lm)
             train_scenario(policy, recorder, scenario, me.rank, me.world_size, mini_batch)
             if me.rank == 0:
                 save_file(recorder.gradients, me.out / f"{part_name(name, mini_batch)}.safetensors")

@@ -1,16 +1,11 @@
 """Real ranks that share rows (context parallelism) or hold copies of the parameters (HSDP)."""
 
-import json
-import traceback
-import warnings
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
-import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 
-from tests.trainer.core.rank_worker import CPU, NO_CLIP, GradientRecorder, Rank
+from tests.support.ranks import GradientRecorder, Rank
+from tests.trainer.core.rank_worker import CPU, NO_CLIP
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
 from trainer.config import ModelConfig
@@ -50,21 +45,9 @@ DIVISIONS = {
 """Scenarios that each trains."""
 
 
-def run_parallel_rank(me: Rank) -> None:
-    """Entry point of a rank: every division of this world size."""
-    torch.set_num_threads(1)
-    for category in (FutureWarning, UserWarning):  # pytest's own filters do not reach this process
-        warnings.simplefilter("error", category)
-    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
-    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
-    try:
-        results = {d.name: _train(me, d, names) for d, names in DIVISIONS.items() if d.world_size == me.world_size}
-        (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
-    except Exception:
-        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
-        raise
-    finally:
-        dist.destroy_process_group()
+def train_divisions(me: Rank) -> dict[str, object]:
+    """Every division of this world size."""
+    return {d.name: _train(me, d, names) for d, names in DIVISIONS.items() if d.world_size == me.world_size}
 
 
 def _train(me: Rank, division: Division, names: tuple[str, ...]) -> dict[str, object]:
@@ -75,7 +58,7 @@ def _train(me: Rank, division: Division, names: tuple[str, ...]) -> dict[str, ob
     verify_packing(policy, CPU)
     results: dict[str, object] = {}
     for name in names:
-        recorder = GradientRecorder(policy)
+        recorder = GradientRecorder(policy.causal_lm)
         report = _step(policy, recorder, SCENARIOS[name], me, division.cp)
         if me.rank == 0:
             save_file(recorder.gradients, me.out / f"{division.name}, {name}.safetensors")

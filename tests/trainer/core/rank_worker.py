@@ -1,19 +1,13 @@
 """Real ranks: processes with a gloo group that train every scenario and write down what they saw."""
 
-import json
-import traceback
-import warnings
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from pathlib import Path
+from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
+from tests.support.ranks import GradientRecorder, Rank, full
 from tests.trainer.core.critic_cases import CRITIC_CASES, CriticCase, train_critic_case
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
@@ -33,35 +27,6 @@ from trainer.token_export import TokenExport
 
 CPU = torch.device("cpu")
 NO_CLIP = 1e9
-
-
-class GradientRecorder(torch.optim.Optimizer):
-    """An optimizer that keeps the gradient it is given and changes nothing."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy.parameters(), {})
-        self._policy = policy
-        self.gradients: dict[str, Tensor] = {}
-
-    def step(self) -> None:  # type: ignore[override]
-        self.gradients = {
-            name: full(parameter.grad)
-            for name, parameter in self._policy.causal_lm.named_parameters()
-            if parameter.requires_grad
-        }
-
-
-def full(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
-
-
-@dataclass(frozen=True)
-class Rank:
-    rank: int
-    world_size: int
-    model_path: Path
-    out: Path
 
 
 def micro_batches_of(scenario: Scenario, rank: int, world_size: int, mini_batch: int = 0) -> list[MicroBatch]:
@@ -85,23 +50,8 @@ def train_scenario(
     return train_mini_batch(policy, optimizer, micro_batches, make_loss(LOSSES[scenario.loss]), settings)
 
 
-def run_rank(me: Rank) -> None:
-    """Entry point of a rank. Leaves `rank<k>.json`, `error<k>.txt` on failure, and (rank 0) gradients by scenario."""
-    torch.set_num_threads(1)
-    for category in (FutureWarning, UserWarning):  # pytest's own filters do not reach this process
-        warnings.simplefilter("error", category)
-    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
-    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
-    try:
-        _work(me)
-    except Exception:
-        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
-        raise
-    finally:
-        dist.destroy_process_group()
-
-
-def _work(me: Rank) -> None:
+def train_all(me: Rank) -> dict[str, object]:
+    """Train every scenario; rank 0 leaves gradients by scenario."""
     mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
     config = ModelConfig(path=me.model_path, seq_len=SEQ_LEN)
     policy = shard_policy(load_policy(config, CPU), mesh, reshard_after_forward=True)
@@ -124,7 +74,7 @@ def _work(me: Rank) -> None:
         results |= _record_critic(policy, name, case, me, mesh)
     _export_tokens(policy, me)
     results["poisoned"] = _poisoned_step(policy, me)
-    (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
+    return results
 
 
 def part_name(name: str, mini_batch: int) -> str:
@@ -132,7 +82,7 @@ def part_name(name: str, mini_batch: int) -> str:
 
 
 def _record(policy: Policy, scenario: Scenario, name: str, me: Rank, mini_batch: int = 0) -> dict[str, object]:
-    recorder = GradientRecorder(policy)
+    recorder = GradientRecorder(policy.causal_lm)
     report = train_scenario(policy, recorder, scenario, me.rank, me.world_size, mini_batch)
     if me.rank == 0:
         save_file(recorder.gradients, me.out / f"{name}.safetensors")
@@ -172,7 +122,7 @@ def _export_tokens(policy: Policy, me: Rank) -> None:
     recorder = export.recorder(plan, mine)
     settings, loss = StepSettings(ENV_NAMES, NO_CLIP, SEQ_LEN), make_loss(DppoLossConfig())
     train_mini_batch(
-        policy, GradientRecorder(policy), pack_mini_batch(plan, 0, me.rank, mine), loss, settings, recorder
+        policy, GradientRecorder(policy.causal_lm), pack_mini_batch(plan, 0, me.rank, mine), loss, settings, recorder
     )
     export.write(recorder)
 

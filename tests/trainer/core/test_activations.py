@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.core.rank_worker import CPU, GradientRecorder, micro_batches_of, train_scenario
+from tests.support.ranks import GradientRecorder
+from tests.trainer.core.rank_worker import CPU, micro_batches_of, train_scenario
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN
 from trainer.activations import why_not_compiled
 from trainer.config import ModelConfig
@@ -18,7 +19,7 @@ from trainer.oracle import verify_packing
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:
-    recorder = GradientRecorder(policy)
+    recorder = GradientRecorder(policy.causal_lm)
     train_scenario(policy, recorder, SCENARIOS["packed"], 0, 1)
     return recorder.gradients
 
@@ -39,7 +40,7 @@ def test_each_layer_runs_twice_when_activations_are_checkpointed(model_path: Pat
     policy = load_policy(config, CPU)
     calls = []
     policy.causal_lm.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
-    report = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], 0, 1)
+    report = train_scenario(policy, GradientRecorder(policy.causal_lm), SCENARIOS["packed"], 0, 1)
     assert len(calls) == 2 * report.metrics["micro_batches/local"]
     assert not any(module.training for module in policy.causal_lm.model.layers[0].mlp.modules())
 

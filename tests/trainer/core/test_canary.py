@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.core.conftest import RankRun
+from tests.support.ranks import RankRun
 from trainer.canary import make_canary
 from trainer.model import Policy
 

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from tests.trainer.core.conftest import RankRun
+from tests.support.ranks import RankRun, relative_error
 from tests.trainer.core.critic_cases import CRITIC_CASES, PlainCritic, train_critic_case
 from tests.trainer.core.rank_worker import part_name
 from trainer.model import Policy
@@ -19,15 +17,6 @@ each_part = pytest.mark.parametrize(("name", "mini_batch"), PARTS, ids=[part_nam
 @pytest.fixture(scope="module")
 def plain(model_path: Path) -> dict[str, PlainCritic]:
     return {name: PlainCritic(model_path, case) for name, case in CRITIC_CASES.items()}
-
-
-def relative_error(gradients: dict[str, Tensor], expected: dict[str, Tensor], prefix: str) -> float:
-    assert gradients.keys() == expected.keys()
-    names = [name for name in expected if name.startswith(prefix)]
-    difference = torch.stack([(gradients[name].double() - expected[name]).square().sum() for name in names]).sum()
-    size = torch.stack([expected[name].square().sum() for name in names]).sum()
-    assert size > 0
-    return float((difference / size).sqrt())
 
 
 @each_case

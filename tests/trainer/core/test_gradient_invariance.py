@@ -5,10 +5,10 @@ Each scenario on a plain process and on groups of 1, 2 and 4 real ranks, against
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.trainer.core.conftest import RankRun, References
-from tests.trainer.core.rank_worker import GradientRecorder, part_name, train_scenario
+from tests.support.ranks import GradientRecorder, RankRun, relative_error
+from tests.trainer.core.conftest import References
+from tests.trainer.core.rank_worker import part_name, train_scenario
 from tests.trainer.core.scenarios import SCENARIOS
 from trainer.model import Policy
 
@@ -16,19 +16,12 @@ PARTS = [(name, mini_batch) for name, scenario in SCENARIOS.items() for mini_bat
 each_part = pytest.mark.parametrize(("name", "mini_batch"), PARTS, ids=[part_name(*part) for part in PARTS])
 
 
-def relative_error(gradients: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    assert gradients.keys() == expected.keys()
-    difference = torch.stack([(gradients[name].double() - expected[name]).square().sum() for name in expected]).sum()
-    size = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum()
-    return float((difference / size).sqrt())
-
-
 @each_part
 def test_plain_process_has_the_gradient_of_the_reference(
     name: str, mini_batch: int, policy: Policy, references: References
 ) -> None:
     loss, expected = references[SCENARIOS[name], mini_batch]
-    recorder = GradientRecorder(policy)
+    recorder = GradientRecorder(policy.causal_lm)
     report = train_scenario(policy, recorder, SCENARIOS[name], 0, 1, mini_batch)
     assert report.loss == pytest.approx(loss, rel=1e-5)
     assert relative_error(recorder.gradients, expected) < 1e-5
@@ -57,7 +50,8 @@ def test_ranks_agree_on_everything_but_local_counts(name: str, rank_run: RankRun
 
 @pytest.mark.integration
 def test_metrics_do_not_depend_on_the_number_of_ranks(rank_run: RankRun, policy: Policy) -> None:
-    alone = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], rank=0, world_size=1).metrics
+    recorder = GradientRecorder(policy.causal_lm)
+    alone = train_scenario(policy, recorder, SCENARIOS["packed"], rank=0, world_size=1).metrics
     together = rank_run.results()["packed"]["metrics"]
     assert together.keys() == alone.keys()
     for key in alone.keys() - {"micro_batches/global", "micro_batch_tokens/max"}:

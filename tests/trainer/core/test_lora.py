@@ -12,20 +12,21 @@ from peft import get_peft_model
 from pydantic import ValidationError
 from torch import Tensor
 
-from tests.trainer.core.conftest import RankRun, run_ranks, samples_of
+from tests.support.ranks import GradientRecorder, RankRun, relative_error, run_ranks
+from tests.trainer.core.conftest import samples_of
 from tests.trainer.core.lora_worker import (
     LORA,
     RANK_SCENARIOS,
     filled_moments,
     load_lora_policy,
     make_lora_checkpoints,
-    run_lora_rank,
     set_adapter,
+    train_adapter,
 )
-from tests.trainer.core.rank_worker import CPU, GradientRecorder, micro_batches_of, part_name, train_scenario
+from tests.trainer.core.rank_worker import CPU, micro_batches_of, part_name, train_scenario
 from tests.trainer.core.reference import load_reference, reference_loss
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario
-from tests.trainer.core.test_gradient_invariance import each_part, relative_error
+from tests.trainer.core.test_gradient_invariance import each_part
 from tests.trainer.core.tiny import save_tiny_model
 from tests.trainer.images.tiny_vlm import save_tiny_vlm
 from trainer.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
@@ -79,14 +80,14 @@ def lora_policy(model_path: Path) -> Policy:
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, 4], ids=lambda size: f"{size}ranks")
 def lora_run(request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RankRun:
     """All scenarios with an adapter, by this many real processes."""
-    return run_ranks(request.param, model_path, tmp_path_factory.mktemp(f"lora{request.param}"), run_lora_rank)
+    return run_ranks(request.param, model_path, tmp_path_factory.mktemp(f"lora{request.param}"), train_adapter)
 
 
 @each_part
 def test_plain_process_has_the_gradient_of_peft(
     name: str, mini_batch: int, lora_policy: Policy, lora_references: LoraReferences
 ) -> None:
-    recorder = GradientRecorder(lora_policy)
+    recorder = GradientRecorder(lora_policy.causal_lm)
     train_scenario(lora_policy, recorder, SCENARIOS[name], 0, 1, mini_batch)
     assert relative_error(recorder.gradients, lora_references[SCENARIOS[name], mini_batch]) < 1e-5
 
@@ -185,7 +186,7 @@ def test_base_digest_sees_a_change_of_a_single_weight(tmp_path: Path) -> None:
 
 
 def _losses(policy: Policy) -> StepReport:
-    return train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], 0, 1)
+    return train_scenario(policy, GradientRecorder(policy.causal_lm), SCENARIOS["packed"], 0, 1)
 
 
 def _forward(policy: Policy) -> Tensor:

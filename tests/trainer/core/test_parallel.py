@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.core.conftest import RankRun, References, run_ranks
-from tests.trainer.core.parallel_worker import DIVISIONS, Division, run_parallel_rank
+from tests.support.ranks import RankRun, relative_error, run_ranks
+from tests.trainer.core.conftest import References
+from tests.trainer.core.parallel_worker import DIVISIONS, Division, train_divisions
 from tests.trainer.core.scenarios import SCENARIOS
-from tests.trainer.core.test_gradient_invariance import relative_error
 from trainer.attention.context import overlaps
 
 CASES = [(division, name) for division, names in DIVISIONS.items() for name in names]
@@ -19,8 +19,7 @@ def runs(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int
     """What the ranks wrote down, by world size."""
     sizes = sorted({division.world_size for division in DIVISIONS})
     return {
-        size: run_ranks(size, model_path, tmp_path_factory.mktemp(f"parallel{size}"), run_parallel_rank)
-        for size in sizes
+        size: run_ranks(size, model_path, tmp_path_factory.mktemp(f"parallel{size}"), train_divisions) for size in sizes
     }
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.core.rank_worker import NO_CLIP, GradientRecorder, micro_batches_of, train_scenario
+from tests.support.ranks import GradientRecorder
+from tests.trainer.core.rank_worker import NO_CLIP, micro_batches_of, train_scenario
 from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario, batch_of
 from tests.trainer.core.tiny import ENV_NAMES, make_sample
@@ -51,7 +52,7 @@ def expected_tokens(model_path) -> dict[str, np.ndarray]:  # type: ignore[no-unt
 
 @pytest.mark.parametrize("metric", ["entropy", "ratio", "mismatch_kl"])
 def test_token_metrics_equal_the_reference(metric: str, policy: Policy, expected_tokens: dict[str, np.ndarray]) -> None:
-    report = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], 0, 1)
+    report = train_scenario(policy, GradientRecorder(policy.causal_lm), SCENARIOS["packed"], 0, 1)
     for key in ("all", *ENV_NAMES):
         chosen = expected_tokens[metric][(expected_tokens["env"] == key) | (key == "all")]
         for kind, value in (
@@ -65,7 +66,7 @@ def test_token_metrics_equal_the_reference(metric: str, policy: Policy, expected
 
 def test_sample_metrics_come_from_the_samples(policy: Policy) -> None:
     samples = batch_of("mixed")
-    metrics = train_scenario(policy, GradientRecorder(policy), SCENARIOS["packed"], 0, 1).metrics
+    metrics = train_scenario(policy, GradientRecorder(policy.causal_lm), SCENARIOS["packed"], 0, 1).metrics
     lengths = [min(sample.num_tokens, SEQ_LEN) for sample in samples]
     assert metrics["length/all/mean"] == pytest.approx(np.mean(lengths))
     assert metrics["length/all/max"] == SEQ_LEN
@@ -117,7 +118,7 @@ def test_training_lowers_the_loss(policy: Policy) -> None:
 
 def test_the_same_step_twice_is_bit_equal(policy: Policy) -> None:
     batches = micro_batches_of(SCENARIOS["three components"], 0, 1)
-    first, second = GradientRecorder(policy), GradientRecorder(policy)
+    first, second = GradientRecorder(policy.causal_lm), GradientRecorder(policy.causal_lm)
     settings = StepSettings(ENV_NAMES, NO_CLIP, SEQ_LEN)
     reports = [train_mini_batch(policy, recorder, batches, LOSS, settings) for recorder in (first, second)]
     assert reports[0].metrics == reports[1].metrics

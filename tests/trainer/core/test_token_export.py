@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.core.conftest import RankRun
+from tests.support.ranks import RankRun
 from tests.trainer.core.rank_worker import CPU, NO_CLIP, micro_batches_of
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest

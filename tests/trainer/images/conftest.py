@@ -1,18 +1,15 @@
 """Tiny models of every family, references computed once, and one run of two real ranks."""
 
-import json
-import multiprocessing
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from tests.trainer.images.image_ranks import CPU, Rank, Scenario, run_rank
+from tests.support.ranks import RankRun, run_ranks
+from tests.trainer.images.image_ranks import CPU, FAMILIES, Scenario, train_families
 from tests.trainer.images.reference import reference_gradients
 from tests.trainer.images.tiny_vlm import SEQ_LEN, save_tiny_vlm
 from trainer.config import ModelConfig
@@ -28,8 +25,8 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def model_paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By family."""
-    families = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
-    return {family: save_tiny_vlm(tmp_path_factory.mktemp(family), family) for family in families}
+    folder = tmp_path_factory.mktemp("models")
+    return {family: save_tiny_vlm(folder / family, family) for family in FAMILIES}
 
 
 class Policies:
@@ -67,11 +64,8 @@ def references(model_paths: dict[str, Path]) -> References:
     return References(model_paths)
 
 
-@dataclass(frozen=True)
-class TwoRanks:
-    """What the ranks wrote down."""
-
-    out: Path
+class TwoRanks(RankRun):
+    """What the ranks wrote down, by family."""
 
     def metrics(self, family: str, scenario: str, rank: int = 0) -> dict[str, float]:
         return self._result(family, scenario, rank)["metrics"]
@@ -83,28 +77,12 @@ class TwoRanks:
         return {int(row): values for row, values in (first | second).items()}
 
     def _result(self, family: str, scenario: str, rank: int) -> dict[str, dict]:
-        return json.loads((self.out / f"rank{rank}.json").read_text())[family][scenario]
-
-    def gradients(self, family: str, name: str) -> dict[str, Tensor]:
-        return load_file(self.out / f"{family} {name}.safetensors")
+        return self.results(rank)[family][scenario]
 
 
 @pytest.fixture(scope="session")
 def two_ranks(model_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
     """All scenarios of both families, trained by two real processes."""
     out = tmp_path_factory.mktemp("two_ranks")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([run_rank.__module__])
-    processes = [context.Process(target=run_rank, args=(Rank(rank, 2, model_paths, out),)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=240)
-    alive = [process for process in processes if process.is_alive()]
-    for process in alive:
-        process.kill()
-        process.join()
-    errors = [path.read_text() for path in sorted(out.glob("error*.txt"))]
-    assert not alive, f"ranks hang {errors}"
-    assert all(process.exitcode == 0 for process in processes), "\n".join(errors)
-    return TwoRanks(out)
+    run_ranks(2, model_paths[FAMILIES[0]].parent, out, train_families, within_s=240)
+    return TwoRanks(2, out)

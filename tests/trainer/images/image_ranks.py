@@ -1,20 +1,15 @@
 """Real ranks that train image samples of both families and write down gradients, counts and a publish."""
 
-import json
-import traceback
 from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
+from tests.support.ranks import GradientRecorder, Rank
 from tests.trainer.images.tiny_vlm import IMAGE_TOKEN, MIXED, SEQ_LEN, draw_all
 from trainer.config import ModelConfig
 from trainer.distributed import Ranks
@@ -69,21 +64,6 @@ SCENARIOS = {
 }
 
 
-class Recorder(torch.optim.Optimizer):
-    """Keeps the gradients it is given, and changes nothing."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy.parameters(), {})
-        self._policy = policy
-        self.gradients: dict[str, Tensor] = {}
-
-    def step(self) -> None:  # type: ignore[override]
-        for name, weight in self._policy.causal_lm.named_parameters():
-            if weight.grad is not None:
-                whole = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
-                self.gradients[name] = whole.detach().clone()
-
-
 class LogprobsByRow:
     """A `Watch` that keeps the log probabilities of every sample's trained tokens."""
 
@@ -114,7 +94,7 @@ def train(
     micro_batches = pack_mini_batch(
         plan, 0, rank, intake.samples, scenario.pad_multiple, policy.image_spec, intake.refused
     )
-    recorder = Recorder(policy)
+    recorder = GradientRecorder(policy.causal_lm, allow_unused=True)
     settings = StepSettings(plan.env_names, 1e9, scenario.cap)
     report = train_mini_batch(policy, recorder, micro_batches, make_loss(ReinforceLossConfig()), settings, watch)
     return report, recorder.gradients
@@ -126,32 +106,14 @@ def without_an_image_token(sample: TrainingSample) -> TrainingSample:
     return msgspec.structs.replace(sample, token_ids=EncodedTensor.of(token_ids))
 
 
-@dataclass(frozen=True)
-class Rank:
-    rank: int
-    world_size: int
-    model_paths: dict[str, Path]
-    out: Path
-
-
-def run_rank(me: Rank) -> None:
-    """Entry point of a rank. Leaves `rank<k>.json`, `error<k>.txt` on failure, and (rank 0) gradients."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(me.out / "rendezvous"), me.world_size)
-    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world_size, timeout=timedelta(seconds=60))
-    try:
-        results = {family: _work(me, family) for family in FAMILIES}
-        (me.out / f"rank{me.rank}.json").write_text(json.dumps(results))
-    except Exception:
-        (me.out / f"error{me.rank}.txt").write_text(traceback.format_exc())
-        raise
-    finally:
-        dist.destroy_process_group()
+def train_families(me: Rank) -> dict[str, object]:
+    """Every scenario of every family; rank 0 leaves gradients."""
+    return {family: _work(me, family) for family in FAMILIES}
 
 
 def _work(me: Rank, family: str) -> dict[str, dict[str, object]]:
     mesh = init_device_mesh("cpu", (me.world_size,), mesh_dim_names=("dp",))
-    config = ModelConfig(path=me.model_paths[family], seq_len=SEQ_LEN)
+    config = ModelConfig(path=me.model_path / family, seq_len=SEQ_LEN)
     policy = shard_policy(load_policy(config, CPU), mesh, reshard_after_forward=True)
     verify_packing(policy, CPU)
     results: dict[str, dict[str, object]] = {}

@@ -81,7 +81,8 @@ def test_scores_and_gradient_on_two_ranks_are_those_of_samples_alone(
     family: str, name: str, two_ranks: TwoRanks, references: References
 ) -> None:
     expected, expected_gradients = references[family, SCENARIOS[name]]
-    assert relative_error(two_ranks.gradients(family, name), expected_gradients) < reference_tolerance(family)
+    gradients = two_ranks.gradients(f"{family} {name}")
+    assert relative_error(gradients, expected_gradients) < reference_tolerance(family)
     assert_scored_alike(two_ranks.logprobs(family, name), SCENARIOS[name], expected)
 
 
@@ -98,16 +99,16 @@ def test_images_of_neighbours_touch_on_every_rank_where_a_scenario_says_so(world
 def test_dummy_images_give_the_vision_tower_a_gradient_of_zero(family: str, two_ranks: TwoRanks) -> None:
     """The plan counts on an image that its rank then refuses: all ranks run the vision tower on dummies."""
     name = "the only images are refused"
-    gradients = two_ranks.gradients(family, name)
+    gradients = two_ranks.gradients(f"{family} {name}")
     seeing = [gradient for key, gradient in gradients.items() if key.startswith("model.visual.")]
-    assert len(seeing) == sum(key.startswith("model.visual.") for key in two_ranks.gradients(family, "mixed"))
+    assert len(seeing) == sum(key.startswith("model.visual.") for key in two_ranks.gradients(f"{family} mixed"))
     assert not any(gradient.any() for gradient in seeing)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_ranks_come_near_the_reference(family: str, two_ranks: TwoRanks, references: References) -> None:
-    error = relative_error(two_ranks.gradients(family, "bfloat16"), references[family, SCENARIOS["mixed"]][1])
+    error = relative_error(two_ranks.gradients(f"{family} bfloat16"), references[family, SCENARIOS["mixed"]][1])
     assert TOLERANCE < error < 0.2
 
 
