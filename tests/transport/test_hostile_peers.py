@@ -10,9 +10,9 @@ import psutil
 import pytest
 import zmq
 
+from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.client import BatchClient
 from transport.codec import decode_server_message, encode, int32
 from transport.errors import CorruptFrame, PeerTimeout, SchemaMismatch

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.batch import decode_rows
 from transport.client import BatchClient
 from transport.errors import BindError, CorruptFrame, FrameTooLarge, PeerTimeout, Refused, RequestFailed, SecurityError

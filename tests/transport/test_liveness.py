@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.chaos_proxy import ChaosProxy, Faults
+from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.client import BatchClient
 from transport.outbox import Outbox
 from transport.reply_memory import ReplyMemory

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fakes import Served
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.batch import decode_batch
 from transport.client import BatchClient
 from transport.errors import RequestFailed

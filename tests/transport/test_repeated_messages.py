@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.codec import decode_server_message, encode
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import (

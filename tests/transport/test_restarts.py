@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.client import BatchClient
 from transport.codec import frame_hash
 from transport.errors import PeerTimeout

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.client import BatchClient
 from transport.errors import PeerTimeout, Refused, SecurityError
 from transport.exposure import is_local

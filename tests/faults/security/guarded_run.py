@@ -1,16 +1,14 @@
-"""A real orchestrator process with keys, and an honest trainer that knows them."""
+"""A real orchestrator process with keys, and an honest trainer that knows them. The last step waits for the end."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config import OrchestratorConfig
 from tests.orchestrator.core.toys import free_endpoint, make_config, write_config
+from tests.support.fakes import FakeTrainer, training
 from tests.support.process import Service, service
-from transport.client import BatchClient
-from transport.errors import TransportError
 from transport.security import CurveKeys, make_keys
 
 SERVICE = "tests.orchestrator.core.toy_service"
@@ -18,41 +16,11 @@ DEADLINE_S = 60.0
 
 
 @dataclass
-class HonestTrainer:
-    """Trains to the end of the run, but keeps the last step until it is `released`."""
-
-    config: OrchestratorConfig
-    released: threading.Event = field(default_factory=threading.Event)
-    steps: list[int] = field(default_factory=list)
-    error: TransportError | None = None
-
-    def train(self) -> None:
-        server = self.config.server
-        keys = None if server.keys_dir is None else CurveKeys.for_client(server.keys_dir)
-        try:
-            with BatchClient(server.endpoint, "toy", keys=keys, lost_timeout_s=DEADLINE_S, heartbeat_s=0.2) as client:
-                self._train(client, client.hello())
-        except TransportError as error:
-            self.error = error
-
-    def _train(self, client: BatchClient, step: int) -> None:
-        while (manifest := client.manifest(step)) is not None:
-            if step == self.config.max_steps:
-                assert self.released.wait(DEADLINE_S)
-            client.samples(step, range(manifest.num_samples))
-            client.weights_published(step, f"weights/v{step}", f"digest-{step}")
-            client.trained(step)
-            client.committed(step)
-            self.steps.append(step)
-            step += 1
-
-
-@dataclass
 class GuardedRun:
     """What a test sees of the run."""
 
     config: OrchestratorConfig
-    trainer: HonestTrainer
+    trainer: FakeTrainer
     orchestrator: Service
 
     @property
@@ -78,18 +46,15 @@ def guarded_run(folder: Path, *, keys_dir: Path | None, num_steps: int = 30) -> 
     config = make_config(folder, max_steps=num_steps, server=server)
     words = (SERVICE, "@", str(write_config(config, folder)))
     with service("orchestrator", config.run.path, *words, TOY_LATENCY_S="0.05") as orchestrator:
-        run = GuardedRun(config, HonestTrainer(config), orchestrator)
-        thread = threading.Thread(target=run.trainer.train, daemon=True)
-        thread.start()
-        try:
-            orchestrator.until(lambda: run.trainer.steps)
-            yield run
-        finally:
-            run.trainer.released.set()
-        thread.join(DEADLINE_S)
+        keys = None if keys_dir is None else CurveKeys.for_client(keys_dir)
+        with training(FakeTrainer(config.server.endpoint, keys=keys, may_train=num_steps - 1)) as trainer:
+            orchestrator.until(lambda: trainer.batches)
+            try:
+                yield GuardedRun(config, trainer, orchestrator)
+            finally:
+                trainer.may_train = None
         orchestrator.finish()
-    assert run.trainer.error is None
-    assert run.trainer.steps == list(range(1, num_steps + 1))
+    assert list(trainer.batches) == list(range(1, num_steps + 1))
 
 
 def make_keyring(folder: Path) -> Path:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from benchmarks.hostile_frames import Attacker, attack
 from benchmarks.hostile_messages import KINDS, MESSAGES, MIX, hostile_messages
+from tests.support.fakes import Served
 from tests.transport.samples import RUN, make_batch
-from tests.transport.served import Served
 from transport.client import BatchClient
 from transport.codec import decode_client_message, encode
 from transport.errors import CodecError

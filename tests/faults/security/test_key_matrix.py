@@ -78,7 +78,7 @@ def besiege(folder: Path, strangers: dict[str, Stranger], *, guarded: bool) -> A
         return path.read_text().splitlines() if path.exists() else []
 
     with guarded_run(folder, keys_dir=keys if guarded else None) as run:
-        before = len(run.trainer.steps)
+        before = len(run.trainer.batches)
         with ExitStack() as stack:
             for stranger in strangers.values():
                 stack.enter_context(process(folder / "strangers.out", *stranger.start(run, folder)))
@@ -86,7 +86,7 @@ def besiege(folder: Path, strangers: dict[str, Stranger], *, guarded: bool) -> A
                 until(lambda one=stranger: bool(run.lines_about(one.address)), DEADLINE_S)
                 tries = len(told(stranger))
                 until(lambda one=stranger, so_far=tries: len(told(one)) >= so_far + 2, DEADLINE_S)
-        meanwhile = len(run.trainer.steps) - before
+        meanwhile = len(run.trainer.batches) - before
         metrics = run.orchestrator.metrics_text()
     return Aftermath(
         {kind: run.lines_about(stranger.address) for kind, stranger in strangers.items()},

@@ -7,9 +7,9 @@ import pytest
 
 from inference.config import InferenceConfig
 from inference.server import exposure
+from tests.support.fakes import Served
 from tests.support.waiting import until, until_async
 from tests.transport.samples import RUN
-from tests.transport.served import Served
 from transport import server, weight_server
 from transport.outbox import Outbox
 from transport.weight_server import WeightServer

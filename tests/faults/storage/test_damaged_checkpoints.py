@@ -13,7 +13,7 @@ from tests.faults.storage.small_disk import SmallDisk
 from tests.faults.storage.whole_files import check_whole, valid_checkpoints
 from tests.trainer.shell.recorded import record_batches
 from tests.trainer.shell.runs import arguments, weight_bytes
-from tests.trainer.shell.stand_in import StandIn, stand_in
+from tests.trainer.shell.stand_in import StandIn
 from trainer.checkpoint_manifest import MANIFEST_NAME
 from trainer.checkpoint_search import find_newest
 from trainer.distributed import Ranks
@@ -34,7 +34,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StandIn]:
-    with stand_in(tmp_path / "outbox", RUN_ID) as running:
+    with StandIn(tmp_path / "outbox", RUN_ID) as running:
         yield running
 
 

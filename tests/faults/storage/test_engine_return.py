@@ -14,10 +14,10 @@ from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.announcements import Announcements
 from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.services import TIMEOUT_S, Services
-from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, run_orchestrator, training
+from tests.orchestrator.core.toys import ToyEnv, make_config, run_orchestrator
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
-from tests.support.waiting import until, until_async
-from transport.client import BatchClient
+from tests.support.fakes import FakeTrainer, training
+from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.integration
 RUN_ID = "toy"
@@ -25,24 +25,16 @@ MAX_STEPS = 9
 MAX_STALENESS = 1
 
 
-class PublishingTrainer(StandInTrainer):
-    """Publishes real weights, and goes on after a step only when it may."""
+class PublishingTrainer(FakeTrainer):
+    """Publishes real weights."""
 
     def __init__(self, endpoint: str, source: Announcements) -> None:
-        super().__init__(endpoint)
-        self.may_train = 1
+        super().__init__(endpoint, may_train=1)
         self._source = source
 
-    def _train(self, client: BatchClient) -> None:
-        step = client.hello()
-        while (manifest := client.manifest(step)) is not None:
-            self.batches[step] = client.samples(step, range(manifest.num_samples))
-            until(lambda step=step: step <= self.may_train, TIMEOUT_S)
-            weights = self._source.publish(step)
-            client.weights_published(step, weights.manifest_path, weights.digest)
-            client.trained(step)
-            self._commit(client, step)
-            step += 1
+    def _publish(self, step: int) -> tuple[str, str]:
+        weights = self._source.publish(step)
+        return weights.manifest_path, weights.digest
 
 
 @pytest.fixture

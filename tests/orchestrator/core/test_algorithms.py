@@ -27,8 +27,9 @@ from orchestrator.rollout import Branch, Rollout
 from runtime.errors import PeerLostError, find_service_error
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.builders import make_group, make_rollout, make_ticket
-from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, make_engine, run_orchestrator, run_toy
+from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator, run_toy
 from tests.orchestrator.edge.engine_server import EngineServer, serving
+from tests.support.fakes import FakeTrainer
 from transport.generation import ScoreReply, ScoreRequest
 from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
@@ -59,7 +60,7 @@ def load_toys(config: OrchestratorConfig, engine: Engine) -> list[EnvAdapter]:
     return load_envs(config, engine, 16, load)
 
 
-async def run(config: OrchestratorConfig) -> tuple[StandInTrainer, list[TrainingSample]]:
+async def run(config: OrchestratorConfig) -> tuple[FakeTrainer, list[TrainingSample]]:
     engine = make_engine()
     trainer = await run_toy(config, engine, load_toys(config, engine))
     result = tally(read_ledger(config.run.path / "ledger" / LEDGER_NAME))

@@ -33,7 +33,8 @@ from orchestrator.positions import Done
 from orchestrator.rollout import Failure, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
-from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, make_engine, run_orchestrator, training
+from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
+from tests.support.fakes import FakeTrainer, training
 
 HERE = "tests.orchestrator.core.custom_curricula"
 
@@ -221,9 +222,9 @@ def visited(env: ToyEnv) -> list[int]:
     return [request.example.payload for request in env.requests if request.index == 0]
 
 
-def run_in_two_parts(config: OrchestratorConfig, stop_at: int) -> StandInTrainer:
+def run_in_two_parts(config: OrchestratorConfig, stop_at: int) -> FakeTrainer:
     """Stop at version `stop_at`, then go on with everything new."""
-    with training(StandInTrainer(config.server.endpoint)) as trainer:
+    with training(FakeTrainer(config.server.endpoint)) as trainer:
         engine, restarted, stop = make_engine(), make_engine(), asyncio.Event()
         asyncio.run(run_orchestrator(config, engine, [HalfEasyEnv(engine, stop, stop_at)], stop))
         assert len(trainer.batches) < config.max_steps
@@ -236,7 +237,7 @@ def test_a_run_turns_to_the_examples_that_have_signal_and_resumes_with_the_same_
     whole = curriculum_config(tmp_path / "whole", max_staleness=0)
     engine = make_engine()
     env = HalfEasyEnv(engine)
-    with training(StandInTrainer(whole.server.endpoint)) as reference:
+    with training(FakeTrainer(whole.server.endpoint)) as reference:
         asyncio.run(run_orchestrator(whole, engine, [env]))
     assert trainer.digests == reference.digests
     odd = [payload % 2 for payload in visited(env)]
@@ -256,7 +257,7 @@ def test_a_curriculum_goes_with_completion_order(tmp_path: Path, policy: str) ->
 def test_a_curriculum_cannot_be_turned_on_in_the_middle_of_a_run(tmp_path: Path) -> None:
     plain = make_config(tmp_path, max_steps=2)
     engine = make_engine()
-    with training(StandInTrainer(plain.server.endpoint)):
+    with training(FakeTrainer(plain.server.endpoint)):
         asyncio.run(run_orchestrator(plain, engine, [ToyEnv(engine)]))
     changed = curriculum_config(tmp_path, max_steps=4)
     with pytest.raises(UserError, match="curriculum in rounds of 8"):
@@ -273,7 +274,7 @@ def test_a_custom_curriculum_is_obeyed(tmp_path: Path) -> None:
     config = make_config(tmp_path, envs=[env_config])
     engine = make_engine()
     env = ToyEnv(engine)
-    with training(StandInTrainer(config.server.endpoint)):
+    with training(FakeTrainer(config.server.endpoint)):
         asyncio.run(run_orchestrator(config, engine, [env]))
     assert set(visited(env)) == {0, 1, 2}
     assert len({request.group_id for request in env.requests}) == len(visited(env)), "a visit is its own group"

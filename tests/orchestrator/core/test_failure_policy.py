@@ -16,7 +16,8 @@ from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.seeds import rollout_seed
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
-from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, make_engine, run_toy
+from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy
+from tests.support.fakes import FakeTrainer
 from transport.generation import GenerateRequest
 
 
@@ -30,7 +31,7 @@ def ledger_of(folder: Path) -> Tally:
     return tally(read_ledger(folder / "toy" / "ledger" / LEDGER_NAME))
 
 
-def sizes_of(trainer: StandInTrainer) -> set[int]:
+def sizes_of(trainer: FakeTrainer) -> set[int]:
     samples = [sample for batch in trainer.batches.values() for sample in batch]
     return set(Counter(sample.group_id for sample in samples).values())
 
@@ -39,7 +40,7 @@ def fail_third(request: RolloutRequest) -> Failure | None:
     return Failure(FailureReason.ENV_ERROR, "on purpose") if request.seed % 3 == 0 else None
 
 
-async def run(config: OrchestratorConfig, **env: Any) -> tuple[StandInTrainer, ToyEnv]:
+async def run(config: OrchestratorConfig, **env: Any) -> tuple[FakeTrainer, ToyEnv]:
     engine = make_engine(latency=lambda request, _: 0.002 * ((request.seed or 0) % 4))
     adapter = ToyEnv(engine, **{"fault": fail_third, **env})
     return await run_toy(config, engine, [adapter]), adapter

@@ -12,7 +12,8 @@ from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import tally
 from runtime.exit_codes import ExitCode
 from runtime.run_dir import RunDir
-from tests.orchestrator.core.toys import StandInTrainer, make_config, training, write_config
+from tests.orchestrator.core.toys import make_config, write_config
+from tests.support.fakes import FakeTrainer, training
 from tests.support.process import process
 
 pytestmark = pytest.mark.integration
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.integration
 SERVICE = "tests.orchestrator.core.toy_service"
 
 
-def run_whole(folder: Path, **changes: object) -> StandInTrainer:
+def run_whole(folder: Path, **changes: object) -> FakeTrainer:
     """A run without faults."""
     folder.mkdir()
     config = make_config(folder, **changes)
     arguments = [SERVICE, "@", str(write_config(config, folder))]
     with (
-        training(StandInTrainer(config.server.endpoint, commit_every=3)) as trainer,
+        training(FakeTrainer(config.server.endpoint, commit_every=3)) as trainer,
         process(folder / "out", *arguments) as child,
     ):
         assert child.wait() == ExitCode.OK, child.output
@@ -41,7 +42,7 @@ def test_a_killed_orchestrator_cuts_the_same_batches(tmp_path: Path) -> None:
     config = make_config(folder, **changes)
     arguments = [SERVICE, "@", str(write_config(config, folder))]
     draw = random.Random(7)
-    with training(StandInTrainer(config.server.endpoint, commit_every=3)) as trainer:
+    with training(FakeTrainer(config.server.endpoint, commit_every=3)) as trainer:
         for after_step in (1, 4, 8):
             with process(folder / "out", *arguments, TOY_LATENCY_S="0.01") as child:
                 child.until(lambda step=after_step: step in trainer.digests)

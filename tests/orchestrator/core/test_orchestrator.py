@@ -19,16 +19,8 @@ from orchestrator.rollout import Failure, FailureReason, Rollout
 from runtime.errors import UserError, find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
-from tests.orchestrator.core.toys import (
-    DEADLINE_S,
-    StandInTrainer,
-    ToyEnv,
-    make_config,
-    make_engine,
-    run_orchestrator,
-    run_toy,
-    training,
-)
+from tests.orchestrator.core.toys import DEADLINE_S, ToyEnv, make_config, make_engine, run_orchestrator, run_toy
+from tests.support.fakes import FakeTrainer, training
 from transport.client import BatchClient
 from transport.generation import ServedWeights
 
@@ -53,7 +45,7 @@ async def test_every_step_is_trained_and_the_run_ends(tmp_path: Path) -> None:
 
 
 @dataclass
-class FallenBackTrainer(StandInTrainer):
+class FallenBackTrainer(FakeTrainer):
     """Has a step that takes longer than the orchestrator of a finished run lingers."""
 
     greeted: threading.Event = field(default_factory=threading.Event)
@@ -67,7 +59,7 @@ class FallenBackTrainer(StandInTrainer):
 
 async def test_a_finished_run_waits_for_a_trainer_that_lost_its_last_checkpoint(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    with training(StandInTrainer(config.server.endpoint, commit_every=2)) as first:
+    with training(FakeTrainer(config.server.endpoint, commit_every=2)) as first:
         await run_orchestrator(config, engine := make_engine(), [ToyEnv(engine)])
     second = FallenBackTrainer(config.server.endpoint, last_committed=2)
 
@@ -244,7 +236,7 @@ def test_a_stopped_run_continues_with_the_same_batches(tmp_path: Path) -> None:
         return None
 
     config = make_config(tmp_path, max_steps=6, max_staleness=0)
-    with training(StandInTrainer(config.server.endpoint)) as trainer:
+    with training(FakeTrainer(config.server.endpoint)) as trainer:
         asyncio.run(run_orchestrator(config, engine, [ToyEnv(engine, fault=stop_at_version_2)], stop))
         stopped_at = ledger_of(tmp_path)
         asyncio.run(run_orchestrator(config, restarted, [ToyEnv(restarted)]))

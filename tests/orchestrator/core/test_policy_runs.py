@@ -11,19 +11,12 @@ from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import tally
 from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
-from tests.orchestrator.core.toys import (
-    StandInTrainer,
-    ToyEnv,
-    make_config,
-    make_engine,
-    run_toy,
-    training,
-    write_config,
-)
+from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy, write_config
+from tests.support.fakes import FakeTrainer, training
 from tests.support.process import process
 
 
-def check(trainer: StandInTrainer, folder: Path, max_steps: int, max_staleness: int) -> Counter[str]:
+def check(trainer: FakeTrainer, folder: Path, max_steps: int, max_staleness: int) -> Counter[str]:
     """Every batch was trained, in time and once; the ledger agrees. Its states."""
     assert sorted(trainer.batches) == list(range(1, max_steps + 1))
     ids = Counter(sample.trajectory_id for samples in trainer.batches.values() for sample in samples)
@@ -59,7 +52,7 @@ def test_a_killed_run_trains_no_rollout_twice(tmp_path: Path, policy: str) -> No
     config = make_config(tmp_path, max_steps=10, staleness_policy=policy, max_staleness=1)
     arguments = ["tests.orchestrator.core.toy_service", "@", str(write_config(config, tmp_path))]
     draw = random.Random(3)
-    with training(StandInTrainer(config.server.endpoint, commit_every=3)) as trainer:
+    with training(FakeTrainer(config.server.endpoint, commit_every=3)) as trainer:
         for after_step in (2, 6):
             with process(tmp_path / "out", *arguments, TOY_LATENCY_S="0.02") as child:
                 child.until(lambda step=after_step: step in trainer.digests)

@@ -1,11 +1,8 @@
-"""A whole orchestrator in miniature: a toy environment, a scripted engine, and a stand-in trainer on the real wire."""
+"""A whole orchestrator in miniature: a toy environment and a scripted engine; `tests.support.fakes` has the trainer."""
 
 import asyncio
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,9 @@ from orchestrator.rollout import Branch, Example, Failure, Rollout
 from runtime.health import Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
-from transport.client import BatchClient
-from transport.errors import TransportError
+from tests.support.fakes import FakeTrainer, training
 from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import TrainingSample, VersionSpan
+from transport.sample import VersionSpan
 from transport.server import BatchServer
 from transport.tensor import EncodedTensor
 
@@ -135,60 +131,6 @@ def make_config(folder: Path, **changes: Any) -> OrchestratorConfig:
     return OrchestratorConfig(**(values | changes))
 
 
-@dataclass
-class StandInTrainer:
-    """Pulls batches with the real client in a thread; "trains" by announcing the next version at once."""
-
-    endpoint: str
-    run_id: str = "toy"
-    commit_every: int = 1
-    digests: dict[int, str] = field(default_factory=dict)
-    batches: dict[int, list[TrainingSample]] = field(default_factory=dict)
-    last_committed: int = 0
-    error: TransportError | None = None
-
-    def train(self) -> None:
-        """Until the run ends."""
-        try:
-            with BatchClient(
-                self.endpoint,
-                self.run_id,
-                last_committed=self.last_committed,
-                lost_timeout_s=DEADLINE_S,
-                heartbeat_s=0.2,
-            ) as client:
-                self._train(client)
-        except TransportError as error:
-            self.error = error
-
-    def _train(self, client: BatchClient) -> None:
-        step = client.hello()
-        while (manifest := client.manifest(step)) is not None:
-            self.batches[step] = client.samples(step, range(manifest.num_samples))
-            self.digests[step] = manifest.digest
-            client.weights_published(step, f"weights/v{step}", f"digest-{step}")
-            client.trained(step)
-            if step % self.commit_every == 0:
-                self._commit(client, step)
-            step += 1
-        self._commit(client, step - 1)
-
-    def _commit(self, client: BatchClient, step: int) -> None:
-        client.committed(step)
-        self.last_committed = step
-
-
-@contextmanager
-def training(trainer: StandInTrainer) -> Iterator[StandInTrainer]:
-    """Run the trainer in a thread; it must have come to its end when the block does."""
-    thread = threading.Thread(target=trainer.train, daemon=True)
-    thread.start()
-    yield trainer
-    thread.join(timeout=DEADLINE_S)
-    assert not thread.is_alive(), "the stand-in trainer hangs"
-    assert trainer.error is None, trainer.error
-
-
 async def run_orchestrator(
     config: OrchestratorConfig,
     engine: Engine,
@@ -206,9 +148,9 @@ async def run_orchestrator(
         await orchestrator.run(stop or asyncio.Event())
 
 
-async def run_toy(config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter]) -> StandInTrainer:
+async def run_toy(config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter]) -> FakeTrainer:
     """A whole run with a trainer, from the start or from where the run directory stands."""
-    with training(StandInTrainer(config.server.endpoint)) as trainer:
+    with training(FakeTrainer(config.server.endpoint)) as trainer:
         await run_orchestrator(config, engine, adapters)
     return trainer
 

@@ -16,9 +16,10 @@ from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.errors import CanaryError
 from runtime.errors import find_service_error
-from tests.orchestrator.core.toys import StandInTrainer, ToyEnv, make_config, run_orchestrator
+from tests.orchestrator.core.toys import ToyEnv, make_config, run_orchestrator
 from tests.orchestrator.edge.canary_server import CanaryServer, canary_of
 from tests.orchestrator.edge.engine_server import TOKEN, serving
+from tests.support.fakes import FakeTrainer
 from transport.canary import Canary
 from transport.client import BatchClient
 from transport.errors import CodecError, TransportError
@@ -113,7 +114,7 @@ class Stopped(TransportError):
     """The test is over."""
 
 
-class CanaryTrainer(StandInTrainer):
+class CanaryTrainer(FakeTrainer):
     """Announces each version with its canary, until it is told to stop."""
 
     is_over = False

@@ -14,7 +14,8 @@ from orchestrator.ledger_records import tally
 from orchestrator.rollout import Int32s
 from orchestrator.tokenizer import Tokenizer
 from runtime.metrics import read_metrics
-from tests.orchestrator.core.toys import StandInTrainer, make_config, run_toy
+from tests.orchestrator.core.toys import make_config, run_toy
+from tests.support.fakes import FakeTrainer
 from transport.generation import GenerateRequest
 
 RAISES = {"id": "flaky-text", "name": "raises", "args": {"task": {"raise_rate": 0.3}}}
@@ -44,7 +45,7 @@ def copier(tokenizer: Tokenizer) -> ScriptedEngine:
 
 async def train(
     folder: Path, tokenizer: Tokenizer, staleness_policy: str = "wait", **policy: object
-) -> tuple[OrchestratorConfig, StandInTrainer]:
+) -> tuple[OrchestratorConfig, FakeTrainer]:
     common = {"group_size": 6, "sampling": {"max_tokens": 16}, **policy}
     envs = [env | common for env in (RAISES, HANGS, JOINT)]
     config = make_config(

@@ -20,14 +20,8 @@ from orchestrator.rollout import Failure, Rollout
 from runtime.health import Health
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR
-from tests.orchestrator.core.toys import (
-    StandInTrainer,
-    ToyEnv,
-    make_config,
-    make_engine,
-    run_orchestrator,
-    training,
-)
+from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
+from tests.support.fakes import FakeTrainer, training
 from tests.support.waiting import until_async
 from transport.client import BatchClient
 from transport.generation import ServedWeights
@@ -218,7 +212,7 @@ async def test_a_whole_run_is_evaluated_and_ends(tmp_path: Path) -> None:
     engine = make_engine()
     exam = ToyEnv(engine, name="exam")
     config = make_config(tmp_path, eval={"envs": [ENV], "every_steps": 2, "timeout_s": 20})
-    with training(StandInTrainer(config.server.endpoint)) as trainer:
+    with training(FakeTrainer(config.server.endpoint)) as trainer:
         await run_orchestrator(config, engine, [ToyEnv(engine)], eval_adapters=[exam])
     assert sorted(trainer.batches) == [1, 2, 3, 4]
     assert not exam.is_open
@@ -232,7 +226,7 @@ async def test_a_whole_run_is_evaluated_and_ends(tmp_path: Path) -> None:
 
 
 @dataclass
-class LeavingTrainer(StandInTrainer):
+class LeavingTrainer(FakeTrainer):
     """Publishes the last version while the one before is evaluated, and looks what is served when it may leave."""
 
     engine: ScriptedEngine = field(default_factory=make_engine)

@@ -10,7 +10,7 @@ from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health import Health
 from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID, make_sample
-from tests.trainer.shell.stand_in import StandIn, stand_in
+from tests.trainer.shell.stand_in import StandIn
 from tests.trainer.shell.tiny import ALONE
 from trainer.batch_source import NoBatch
 from trainer.config import OrchestratorLinkConfig
@@ -58,14 +58,14 @@ def rank() -> Rank:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StandIn]:
-    with stand_in(tmp_path / "outbox", RUN_ID) as running:
+    with StandIn(tmp_path / "outbox", RUN_ID) as running:
         yield running
 
 
 @pytest.fixture
 def gone(tmp_path: Path) -> str:
     """An endpoint that nobody serves any more."""
-    with stand_in(tmp_path / "gone", RUN_ID) as server:
+    with StandIn(tmp_path / "gone", RUN_ID) as server:
         return server.endpoint
 
 
@@ -193,11 +193,11 @@ def test_a_server_of_another_run_is_the_users_mistake(server, rank):
 
 
 def test_a_server_that_comes_back_is_found_again(rank, tmp_path):
-    with stand_in(tmp_path / "outbox", RUN_ID) as first:
+    with StandIn(tmp_path / "outbox", RUN_ID) as first:
         first.publish(1)
         link = rank.link(first.endpoint)
         assert link.manifest(1).step == 1
-    with stand_in(tmp_path / "outbox", RUN_ID, first.endpoint) as second:
+    with StandIn(tmp_path / "outbox", RUN_ID, first.endpoint) as second:
         second.publish(2)
         assert link.manifest(2).step == 2
         link.trained(2)

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.runs import arguments, torchrun, weight_bytes, weights_of
-from tests.trainer.shell.stand_in import StandIn, stand_in
+from tests.trainer.shell.stand_in import StandIn
 from trainer.cli import run
 from trainer.export import newest_checkpoint
 from transport.weights import read_weight_manifest
@@ -25,7 +25,7 @@ STARTUP_S = 120.0
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StandIn]:
-    with stand_in(tmp_path / "outbox", RUN_ID) as running:
+    with StandIn(tmp_path / "outbox", RUN_ID) as running:
         yield running
 
 
@@ -99,14 +99,14 @@ def test_two_ranks_train_like_one_and_one_resumes_what_two_saved(server, straigh
 
 def test_an_orchestrator_of_another_run_is_a_user_error(model_path, tmp_path):
     with (
-        stand_in(tmp_path / "outbox", "other") as server,
+        StandIn(tmp_path / "outbox", "other") as server,
         pytest.raises(UserError, match=f"run '{RUN_ID}', this server runs 'other'"),
     ):
         run(flags(server, model_path, tmp_path))
 
 
 def test_an_orchestrator_that_is_not_there_is_a_lost_peer(model_path, tmp_path):
-    with stand_in(tmp_path / "outbox", RUN_ID) as server:
+    with StandIn(tmp_path / "outbox", RUN_ID) as server:
         gone = flags(server, model_path, tmp_path, "--orchestrator.connect-timeout-s", "0.5")
     with pytest.raises(PeerLostError, match="no answer from tcp://") as raised:
         run(gone)

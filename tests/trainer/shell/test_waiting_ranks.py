@@ -8,7 +8,7 @@ import pytest
 from tests.support.process import Process
 from tests.trainer.shell.recorded import RUN_ID, make_sample
 from tests.trainer.shell.runs import torchrun
-from tests.trainer.shell.stand_in import stand_in
+from tests.trainer.shell.stand_in import StandIn
 from tests.trainer.shell.waiting import AWAY_S, NUM_STEPS
 
 pytestmark = pytest.mark.integration
@@ -19,7 +19,7 @@ def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_d
     """It stays away for longer than a collective may take, once for each thing that ranks ask or tell."""
     ranks_dir, outbox = tmp_path / "ranks", tmp_path / "outbox"
     ranks_dir.mkdir()
-    with stand_in(outbox, RUN_ID) as server:
+    with StandIn(outbox, RUN_ID) as server:
         server.publish(*range(1, NUM_STEPS + 1))
         endpoint = server.endpoint
         process = start(*torchrun(2, "-m", "tests.trainer.shell.waiting_ranks", str(ranks_dir), endpoint))
@@ -29,7 +29,7 @@ def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_d
         back_at = time.monotonic() + AWAY_S
         process.until(lambda at=back_at: time.monotonic() > at, within_s=10 * AWAY_S)
         assert process.poll() is None, process.output
-        with stand_in(outbox, RUN_ID, endpoint) as server:
+        with StandIn(outbox, RUN_ID, endpoint) as server:
             if following is not None:
                 one_has_it(process, ranks_dir, following)
             else:
