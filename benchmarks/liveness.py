@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.fault_results import Figures, record
 from tests.faults.chaos_proxy import Faults
 from tests.faults.liveness.run import LiveRun, live_run
-from tests.inference.tiny import make_model, save_model
+from tests.support.models import make_model, save_model
 from tests.support.process import NOTICE_S, Service, frozen
 
 MAX_RSS_GROWTH = 0.1

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference.torch_engine.weights import dtype_name, model_digest, tensor_hash
-from tests.inference.tiny import write_manifest
+from tests.support.models import write_manifest
 from transport.weights import (
     AdapterInfo,
     ShardEntry,

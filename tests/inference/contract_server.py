@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
-from tests.inference.tiny import PAD, VOCAB_SIZE, make_tokenizer
+from tests.support import models
 
 ENGINE = os.environ.get("TANDEM_TEST_ENGINE", "torch")
 MAX_MODEL_LEN = 256
@@ -27,29 +26,14 @@ START_S = 240.0
 def make_model(seed: int = 0, *, tied: bool = True) -> PreTrainedModel:
     """Random and not flat. Heads of 32, since vLLM's CPU attention has none of 16; no end of sequence, so that
     requests have the length they ask for."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=PAD,
-        initializer_range=0.15,
-        tie_word_embeddings=tied,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    return models.make_model(seed, tied=tied, **heads, bos_token_id=None, eos_token_id=None)
 
 
 def save_model(folder: Path, model: PreTrainedModel) -> Path:
     """A Hugging Face folder whose tokenizer has no end of sequence, either."""
     model.save_pretrained(folder)
-    tokenizer = make_tokenizer()
+    tokenizer = models.make_tokenizer()
     tokenizer.eos_token = None
     tokenizer.save_pretrained(folder)
     return folder

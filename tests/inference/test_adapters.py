@@ -12,7 +12,7 @@ from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import model_digest
 from tests.inference.adapters import make_adapter, publish_adapter, with_adapter
 from tests.inference.test_weight_swap import Gate, assert_spans_are_exact, job, swap_at_gate
-from tests.inference.tiny import make_model, publish
+from tests.support.models import make_model, publish
 from transport.weights import read_weight_manifest
 
 

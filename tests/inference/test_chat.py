@@ -7,7 +7,7 @@ from aiohttp.test_utils import TestClient
 from transformers import PreTrainedModel
 
 from inference.torch_engine.engine import TorchEngine
-from tests.inference.tiny import make_tokenizer, score
+from tests.support.models import make_tokenizer, score
 
 MESSAGES = [{"role": "user", "content": "hello there"}]
 

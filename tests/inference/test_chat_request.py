@@ -10,7 +10,7 @@ from inference.errors import BadRequest
 from inference.generation import Int32s, Job
 from inference.server.chat_request import cut_at_stop, decode_chat, jobs_of, plain_messages, stop_strings
 from inference.server.chat_tokenizer import ChatTokenizer
-from tests.inference.tiny import VOCAB_SIZE, make_tokenizer
+from tests.support.models import VOCAB_SIZE, make_tokenizer
 
 LIMITS = EngineLimits(vocab_size=VOCAB_SIZE, max_model_len=64, max_batch_size=4, max_waiting=4)
 PROMPT = np.array([1, 3, 5, 4], dtype=np.int32)

@@ -11,7 +11,7 @@ from inference.config import InferenceConfig, ModelConfig
 from inference.errors import BadRequest
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.torch_engine.start import load_tokenizer
-from tests.inference.tiny import make_tokenizer
+from tests.support.models import make_tokenizer
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

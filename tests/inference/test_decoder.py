@@ -14,7 +14,7 @@ from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.loading import load_slot_model
 from inference.torch_engine.sequence import Sequence
 from inference.torch_engine.weights import VerifiedWeights, model_digest, served_tensors
-from tests.inference.tiny import VOCAB_SIZE, make_model, score
+from tests.support.models import VOCAB_SIZE, make_model, score
 
 SLOTS, LENGTH = 4, 64
 

@@ -26,7 +26,7 @@ from tests.inference.contract_server import (
     running_server,
     save_model,
 )
-from tests.inference.tiny import VOCAB_SIZE, publish, score
+from tests.support.models import VOCAB_SIZE, publish, score
 from tests.transport.weight_ranks import Tensors, WeightRanks
 from trainer.broadcast import Broadcaster
 from transport.codec import encode

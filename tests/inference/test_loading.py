@@ -18,7 +18,7 @@ from transformers import (
 from inference.config import ModelConfig
 from inference.torch_engine.loading import choose_device, eos_token_ids, load_slot_model
 from runtime.errors import UserError
-from tests.inference.tiny import EOS
+from tests.support.models import EOS
 
 _SIZES = {
     "vocab_size": 50,

@@ -17,7 +17,6 @@ from inference.images import Images
 from inference.torch_engine.weights import model_digest
 from tests.inference.contract_server import Server, running_server
 from tests.inference.test_engine_contract import TOLERANCE, apply, error_of, generate, served, until_health
-from tests.inference.tiny import publish
 from tests.inference.tiny_vision import (
     FAMILIES,
     make_vision_model,
@@ -26,6 +25,7 @@ from tests.inference.tiny_vision import (
     request_with,
     save_vision_model,
 )
+from tests.support.models import publish
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, GenerateReply
 from transport.tensor import EncodedTensor

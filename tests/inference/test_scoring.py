@@ -20,7 +20,7 @@ from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_client, running_engine
 from tests.inference.gate import Gate
-from tests.inference.tiny import VOCAB_SIZE, make_model, publish, save_model, score
+from tests.support.models import VOCAB_SIZE, make_model, publish, save_model, score
 from transport.codec import encode
 from transport.generation import MSGPACK, SCORE_PATH, ScoreReply, ScoreRequest
 from transport.tensor import EncodedTensor

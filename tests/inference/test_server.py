@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import model_digest
 from tests.inference.conftest import ADMIN, running_client, running_engine
-from tests.inference.tiny import VOCAB_SIZE, make_model, publish, score
+from tests.support.models import VOCAB_SIZE, make_model, publish, score
 from tests.support.waiting import until_async
 from transport.codec import encode
 from transport.generation import (

@@ -15,7 +15,7 @@ from inference.torch_engine.weights import model_digest
 from runtime.errors import ServiceError
 from runtime.exit_codes import ExitCode
 from tests.inference.server_process import server_process
-from tests.inference.tiny import make_model, publish, score
+from tests.support.models import make_model, publish, score
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, RESUME_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor

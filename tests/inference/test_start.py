@@ -15,7 +15,7 @@ from inference.generation import Job
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.start import load_engine
 from runtime.errors import UserError
-from tests.inference.tiny import EOS, VOCAB_SIZE, make_model, publish
+from tests.support.models import EOS, VOCAB_SIZE, make_model, publish
 
 
 def config(path: Path, **fields: object) -> InferenceConfig:

@@ -13,7 +13,7 @@ from inference.generation import Completion, Job
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
-from tests.inference.tiny import EOS, VOCAB_SIZE, make_model, save_model, score
+from tests.support.models import EOS, VOCAB_SIZE, make_model, save_model, score
 from tests.support.waiting import until_async
 from transport.sample import VersionSpan
 

@@ -33,7 +33,6 @@ from inference.vllm_engine.checkpoint import checkpoint_digest, checkpoint_shape
 from inference.vllm_engine.plugin import picture_limits
 from runtime.errors import UserError
 from tests.inference.conftest import running_client
-from tests.inference.tiny import make_tokenizer, publish
 from tests.inference.tiny_vision import (
     FAMILIES,
     IMAGE,
@@ -44,6 +43,7 @@ from tests.inference.tiny_vision import (
     prompt_with,
     request_with,
 )
+from tests.support.models import make_tokenizer, publish
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor

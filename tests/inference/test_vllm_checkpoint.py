@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from inference.torch_engine.weights import model_digest, served_tensors
 from inference.vllm_engine.checkpoint import checkpoint_digest, checkpoint_shapes
 from runtime.errors import UserError
-from tests.inference.tiny import make_model, save_model
+from tests.support.models import make_model, save_model
 
 
 def test_digest_is_that_of_the_loaded_model(model: PreTrainedModel, model_dir: Path) -> None:

@@ -15,7 +15,7 @@ from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
-from tests.inference.tiny import make_model, publish, save_model, score
+from tests.support.models import make_model, publish, save_model, score
 from tests.support.waiting import until_async
 from transport.sample import VersionSpan
 from transport.weights import read_weight_manifest

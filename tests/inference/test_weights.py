@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from inference.errors import WeightsRefused
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import check_fits, model_digest, read_publish, served_tensors
-from tests.inference.tiny import make_model, publish, save_model, write_manifest
+from tests.support.models import make_model, publish, save_model, write_manifest
 from transport.weights import WeightManifest, hash_bytes, read_weight_manifest
 
 

@@ -15,7 +15,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from inference.images import Images
-from tests.inference.tiny import EOS, PAD, VOCAB_SIZE, make_tokenizer
+from tests.support.models import EOS, PAD, VOCAB_SIZE, make_tokenizer
 from transport.generation import GenerateRequest
 from transport.tensor import EncodedTensor
 

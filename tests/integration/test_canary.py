@@ -10,7 +10,7 @@ from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.errors import CanaryError
 from tests.inference.conftest import running_client, running_engine
-from tests.inference.tiny import make_model, publish, save_model
+from tests.support.models import make_model, publish, save_model
 from trainer.canary import make_canary
 from trainer.config import ModelConfig
 from trainer.model import load_policy

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inference.tiny import make_model, save_model
+from tests.support.models import make_model, save_model
 
 
 @pytest.fixture(scope="session")

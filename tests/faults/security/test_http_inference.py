@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.inference.server_process import ServerProcess, server_process
-from tests.inference.tiny import make_model, save_model
+from tests.support.models import make_model, save_model
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH, GenerateRequest
 from transport.tensor import EncodedTensor

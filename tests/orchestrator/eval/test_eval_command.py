@@ -24,12 +24,12 @@ from orchestrator.tokenizer import Tokenizer
 from runtime.config import parse_config
 from runtime.errors import PeerLostError, UserError
 from tests.inference.conftest import running_client, running_engine
-from tests.inference.tiny import make_model, save_model
 from tests.orchestrator.core.toys import make_config
 from tests.orchestrator.edge.conftest import env_modules, tokenizer
 from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.orchestrator.edge.test_http_engine import status
 from tests.orchestrator.eval.foreign_server import ForeignServer, foreign
+from tests.support.models import make_model, save_model
 
 __all__ = ["env_modules", "tokenizer"]
 ROOT = Path(__file__).parents[3]

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.support.models import NO_SPECIAL, make_model
 from trainer.bins import IntArray
 from transport.codec import batch_digest, encode, frame_hash
 from transport.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
@@ -16,26 +15,9 @@ VOCAB_SIZE = 64
 ENV_NAMES = ("copy", "reverse")
 
 
-def tiny_config(**changes: object) -> Qwen3Config:
-    settings: dict[str, object] = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 128,
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-    }
-    return Qwen3Config(**{**settings, **changes})
-
-
 def save_tiny_model(path: Path, **changes: object) -> Path:
-    """A random model whose logits are spread enough for differences to show."""
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(tiny_config(initializer_range=0.15, **changes))
-    model.save_pretrained(path)
+    """A random model without a tokenizer."""
+    make_model(0, **{"vocab_size": VOCAB_SIZE, **NO_SPECIAL, **changes}).save_pretrained(path)  # type: ignore[arg-type]
     return path
 
 

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from loguru import logger
-from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from tests.trainer.core.tiny import save_tiny_model
 from tests.trainer.shell.recorded import RUN_ID, record_batches
 from tests.trainer.shell.runs import replay
 
@@ -20,20 +19,7 @@ NUM_STEPS = 4
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Qwen3 of two layers, with files that look like a tokenizer's."""
     transformers_logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
-    path = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    path = save_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.02)
     (path / "tokenizer.json").write_text('{"version": "1.0"}')
     (path / "chat_template.jinja").write_text("{{ messages }}")
     return path

@@ -1,4 +1,4 @@
-"""Tiny models, tokenizers and publishes made on the spot: the engine is tested on real ones."""
+"""Tiny random models made on the spot, a tokenizer for them, and publishes of their weights."""
 
 import string
 from pathlib import Path
@@ -43,14 +43,17 @@ _SIZES = {
 }
 
 
-def make_model(seed: int = 0, *, family: str = "qwen3", tied: bool = True) -> PreTrainedModel:
-    """A random model whose distributions are not flat, so that samples and greedy choices mean something."""
+NO_SPECIAL: dict[str, object] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+"""No token ends a sequence, and none has an embedding of zeros."""
+
+
+def make_model(seed: int = 0, *, family: str = "qwen3", tied: bool = True, **changes: object) -> PreTrainedModel:
+    """A random model of two layers. Its distributions are not flat, so that samples and differences mean something."""
     torch.manual_seed(seed)
+    settings = {**_SIZES, "tie_word_embeddings": tied, **changes}
     if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**_SIZES, tie_word_embeddings=tied))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**_SIZES, tie_word_embeddings=tied))
-    return model.eval()
+        return LlamaForCausalLM(LlamaConfig(**settings)).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**settings)).eval()
 
 
 def save_model(folder: Path, model: PreTrainedModel) -> Path:
