@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from runtime.metrics import read_metrics
 from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 from tests.runtime.stand_in import MODULE, SLEEPER
+from tests.support.process import Process
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -33,32 +35,15 @@ class Rl:
         self.tmp_path = tmp_path
         (tmp_path / "model").mkdir()
 
-    def start(self, *flags: str, model: str = "model") -> subprocess.Popen[str]:
-        """Start `rl`; `process` is the newest."""
-        command = [
-            sys.executable,
-            "-m",
-            MODULE,
-            "rl",
-            "--run.name",
-            "t",
-            "--model.path",
-            model,
-            "--no-metrics.tensorboard",
-        ]
-        self.process = subprocess.Popen(
-            [*command, *flags],
-            cwd=self.tmp_path,
-            env=os.environ | {TEST_VARIABLE: self.mark, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return self.process
+    def start(self, *flags: str, model: str = "model") -> Process:
+        """Start `rl`."""
+        words = (MODULE, "rl", "--run.name", "t", "--model.path", model, "--no-metrics.tensorboard", *flags)
+        settings = {TEST_VARIABLE: self.mark, "PYTHONPATH": str(ROOT)}
+        return Process(self.tmp_path / f"{time.monotonic_ns()}.output", *words, cwd=self.tmp_path, **settings)
 
     def run(self, *flags: str, model: str = "model") -> tuple[int, str]:
-        output, _ = self.start(*flags, model=model).communicate(timeout=60)
-        return self.process.returncode, output
+        process = self.start(*flags, model=model)
+        return process.wait(60), process.output
 
     def processes(self) -> list[int]:
         """Live descendants, whatever their parent is by now."""
@@ -128,8 +113,8 @@ def test_killed_service_is_named_with_its_signal(rl: Rl) -> None:
     process = rl.start("--max-steps", "100000")
     until(lambda: "inference" in rl.run_dir.read_services())
     os.kill(rl.run_dir.read_services()["inference"].pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 137
+    assert process.wait(30) == 137
+    output = process.output
     assert "rl: inference was killed by SIGKILL" in output
 
 
@@ -171,9 +156,8 @@ def test_service_that_ignores_sigterm_is_killed(rl: Rl) -> None:
 def test_signal_stops_all_services_gracefully(rl: Rl, number: signal.Signals) -> None:
     process = rl.start("--max-steps", "100000")
     until(lambda: len(rl.run_dir.read_services()) == 3)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0
+    assert process.stop(number, 30) == 0
+    output = process.output
     for service in ("inference", "orchestrator", "trainer"):
         assert f"{service} ends" in output
     assert "Run t stopped (the same command continues it)" in output
@@ -182,11 +166,9 @@ def test_signal_stops_all_services_gracefully(rl: Rl, number: signal.Signals) ->
 def test_second_signal_ends_rl_at_once_and_leaves_nothing(rl: Rl) -> None:
     process = rl.start("--trainer.behaviour", "ignore_sigterm", "--grace-s", "3", "--max-steps", "100000")
     until(lambda: len(rl.run_dir.read_services()) == 3)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
-    until(lambda: process.poll() is not None)
-    assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
-    process.communicate(timeout=10)
+    process.send(signal.SIGINT)
+    process.send(signal.SIGTERM)
+    assert process.wait(10) in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     until(lambda: rl.processes() == [])
 
 
@@ -195,8 +177,7 @@ def test_killed_rl_leaves_no_orphans(rl: Rl) -> None:
     process = rl.start(*flags, "--orchestrator.max-steps", "100000")
     until(lambda: any(SLEEPER in line for line in rl.command_lines()))
     until(lambda: len(rl.run_dir.read_services()) == 3)
-    process.kill()
-    process.communicate(timeout=10)
+    process.stop(signal.SIGKILL, 10)
     until(lambda: rl.processes() == [])
 
 
@@ -214,8 +195,7 @@ def test_second_rl_on_the_same_run_is_refused(rl: Rl) -> None:
         assert code == 2
         assert f"rl: rl already runs in runs/t (pid {process.pid} on host" in output
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.stop(within_s=30)
 
 
 def test_announcement_of_a_service_that_runs_already_stays(rl: Rl) -> None:

@@ -2,10 +2,8 @@
 
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.fakes import Served
+from tests.support.process import Process
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from transport.client import BatchClient
@@ -21,34 +20,19 @@ from transport.errors import PeerTimeout
 from transport.outbox import Outbox
 from transport.progress import Progress
 
-Processes = list[subprocess.Popen[str]]
+Start = Callable[..., Process]
 
 
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    """Processes that the test started: ended with it."""
-    started: Processes = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def start(processes: Processes, module: str, *arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", f"tests.transport.{module}", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    processes.append(process)
-    return process
+def start_trainer(start: Start, endpoint: str, state: Path, rank: int = 0, world_size: int = 1) -> Process:
+    return start("tests.transport.train", endpoint, str(state), str(rank), str(world_size))
 
 
 def start_server(
-    processes: Processes, directory: Path, endpoint: str, num_steps: int, num_ranks: int = 0
-) -> tuple[str, subprocess.Popen[str]]:
-    process = start(processes, "serve", directory, endpoint, num_steps, 2, num_ranks)
-    assert process.stdout is not None
-    return process.stdout.readline().strip(), process
+    start: Start, directory: Path, endpoint: str, num_steps: int, num_ranks: int = 0
+) -> tuple[str, Process]:
+    process = start("tests.transport.serve", str(directory), endpoint, str(num_steps), "2", str(num_ranks))
+    process.until(lambda: process.output.endswith("\n"))
+    return process.output.strip(), process
 
 
 def expected_lines(num_steps: int, rank: int, world_size: int) -> list[str]:
@@ -62,31 +46,30 @@ def last_committed(outbox: Path) -> int:
 
 
 @pytest.mark.integration
-def test_two_ranks_in_their_own_processes_train_every_step(tmp_path: Path, processes: Processes) -> None:
-    endpoint, server = start_server(processes, tmp_path / "outbox", "tcp://127.0.0.1:0", 6, num_ranks=2)
-    ranks = [start(processes, "train", endpoint, tmp_path / f"rank-{rank}", rank, 2) for rank in range(2)]
+def test_two_ranks_in_their_own_processes_train_every_step(tmp_path: Path, start: Start) -> None:
+    endpoint, server = start_server(start, tmp_path / "outbox", "tcp://127.0.0.1:0", 6, num_ranks=2)
+    ranks = [start_trainer(start, endpoint, tmp_path / f"rank-{rank}", rank, 2) for rank in range(2)]
     assert [process.wait(30) for process in (*ranks, server)] == [0, 0, 0]
     for rank in range(2):
         assert (tmp_path / f"rank-{rank}").read_text().splitlines() == expected_lines(6, rank, 2)
 
 
 @pytest.mark.integration
-def test_kills_of_both_sides_lose_and_double_no_step(tmp_path: Path, processes: Processes) -> None:
+def test_kills_of_both_sides_lose_and_double_no_step(tmp_path: Path, start: Start) -> None:
     """The trainer's durable lineage is what a run without kills gives, whoever is killed when."""
     num_steps, margin, instants = 300, 160, random.Random(3)
     state, outbox = tmp_path / "state", tmp_path / "outbox"
-    endpoint, server = start_server(processes, outbox, "tcp://127.0.0.1:0", num_steps)
-    trainer = start(processes, "train", endpoint, state, 0, 1)
+    endpoint, server = start_server(start, outbox, "tcp://127.0.0.1:0", num_steps)
+    trainer = start_trainer(start, endpoint, state)
     num_kills = 0
     while num_kills < 8 and last_committed(outbox) < num_steps - margin:  # else it may end before the next kill
         time.sleep(instants.uniform(0.0, 0.8))  # the instant of the kill
         victim = (server, trainer)[num_kills % 2]
         victim.kill()
-        victim.wait()
         if victim is server:
-            _, server = start_server(processes, outbox, endpoint, num_steps)
+            _, server = start_server(start, outbox, endpoint, num_steps)
         else:
-            trainer = start(processes, "train", endpoint, state, 0, 1)
+            trainer = start_trainer(start, endpoint, state)
         num_kills += 1
     assert num_kills >= 3
     assert trainer.wait(120) == 0
@@ -96,16 +79,16 @@ def test_kills_of_both_sides_lose_and_double_no_step(tmp_path: Path, processes: 
 
 
 @pytest.mark.integration
-def test_frozen_server_is_outlived(tmp_path: Path, processes: Processes) -> None:
-    endpoint, server = start_server(processes, tmp_path, "tcp://127.0.0.1:0", 2)
+def test_frozen_server_is_outlived(tmp_path: Path, start: Start) -> None:
+    endpoint, server = start_server(start, tmp_path, "tcp://127.0.0.1:0", 2)
     heard: list[str] = []
     with BatchClient(endpoint, RUN, peer_timeout_s=0.5, lost_timeout_s=20, on_wait=heard.append) as client:
         assert client.manifest(1) is not None
-        server.send_signal(signal.SIGSTOP)
+        server.send(signal.SIGSTOP)
         with ThreadPoolExecutor() as pool:
             samples = pool.submit(client.samples, 1, [0, 1])
             until(lambda: heard)
-            server.send_signal(signal.SIGCONT)
+            server.send(signal.SIGCONT)
             assert len(samples.result(20)) == 2
     assert any("did not" in line for line in heard)
 

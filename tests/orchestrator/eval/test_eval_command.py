@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.orchestrator.edge.test_http_engine import status
 from tests.orchestrator.eval.foreign_server import ForeignServer, foreign
 from tests.support.models import make_model, save_model
+from tests.support.process import Process
+from tests.support.waiting import until_async
 
 __all__ = ["env_modules", "tokenizer"]
 ROOT = Path(__file__).parents[3]
@@ -126,27 +127,18 @@ async def test_api_key_comes_from_the_environment(tmp_path: Path, monkeypatch: p
     assert server.keys == ["Bearer sesame"]
 
 
-async def test_command_evaluates_the_embedded_engine_over_its_openai_route(tmp_path: Path) -> None:
+async def test_command_evaluates_the_embedded_engine_over_its_openai_route(
+    tmp_path: Path, start: Callable[..., Process]
+) -> None:
     folder = save_model(tmp_path / "tiny", make_model())
     async with running_engine(folder, eos=True) as engine, running_client(engine, folder) as client:
         flags = ["--engines.urls", json.dumps([str(client.make_url(""))]), "--output", str(tmp_path / "out")]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "orchestrator", "eval", "@", str(ROOT / "configs" / "copy_text" / "eval.toml")),
-            *flags,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'examples'}"},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), 120)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    assert process.returncode == 0, output.decode()
-    assert "Evaluation of tiny" in output.decode()
-    assert "pass@4" in output.decode()
+        config = str(ROOT / "configs" / "copy_text" / "eval.toml")
+        evaluation = start("orchestrator", "eval", "@", config, *flags, warm=True)
+        await until_async(lambda: evaluation.poll() is not None, 120)
+    assert evaluation.poll() == 0, evaluation.output
+    assert "Evaluation of tiny" in evaluation.output
+    assert "pass@4" in evaluation.output
     saved = json.loads((tmp_path / "out" / "eval.json").read_text())
     assert saved["metrics"]["eval_rollouts/copy-text/finished"] == 128
     assert len((tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()) == 128
