@@ -40,7 +40,7 @@ class ModelConfig(Config):
     """Cap on one sample, in tokens; longer samples are cut at the end."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the parameters in the forward pass; gradients are reduced and parameters kept in float32."""
-    attention: Literal["auto", "segment_sdpa", "flex", "torch_varlen", "flash_attn"] = "auto"
+    attention: Literal["auto", "segment_sdpa", "torch_varlen"] = "auto"
     """Attention kernel; `auto` takes the first that works here, any other fails at start-up if it does not work."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and compute the rest again: much less memory, about a

@@ -1,23 +1,19 @@
 """Which attention kernel this process uses: chosen once at start-up, and never swapped quietly.
 
-    flash_attn    GPU, bfloat16, needs the flash-attn package
     torch_varlen  GPU, bfloat16
-    flex          GPU, needs triton; torch has no backward pass of it for a CPU
     segment_sdpa  everything else
 
-Only `segment_sdpa`, and the forward pass of `flex`, were run by us; the GPU kernels are written from their
-documentation, and the packing check at start-up (`trainer.oracle`) stands between them and a wrong gradient.
+Only `segment_sdpa` was run by us; `torch_varlen` is written from its documentation, and the packing check at start-up
+(`trainer.oracle`) stands between it and a wrong gradient.
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from trainer.attention import kernels
-from trainer.attention.kernels import AttentionFunction
+from trainer.attention.kernels import Kernel, attention_function, segment_sdpa, torch_varlen
 from trainer.errors import AttentionUnavailable
 
 
@@ -26,10 +22,9 @@ class AttentionKernel:
     """A kernel and what it needs."""
 
     name: str
-    function: AttentionFunction
+    function: Kernel
     needs_gpu: bool = False
     needs_half: bool = False
-    needs_module: str | None = None
     can_share_rows: bool = False
     """Whether it computes one rank's part of a row (`parallel.cp`)."""
 
@@ -44,8 +39,6 @@ class AttentionKernel:
             return "it has no CPU kernel"
         if self.needs_half and dtype not in (torch.bfloat16, torch.float16):
             return f"it needs model.dtype = 'bfloat16', not {str(dtype).removeprefix('torch.')}"
-        if self.needs_module and find_spec(self.needs_module) is None:
-            return f"the package {self.needs_module} is not installed"
         if shares_rows and not self.can_share_rows:
             return "it cannot share a row between ranks (parallel.cp)"
         return None
@@ -53,7 +46,7 @@ class AttentionKernel:
     def install(self, *, outside_of_graphs: bool = False) -> None:
         """Make it known to transformers, with a mask function that never builds a T x T mask; for layers that are
         compiled as a call that is not compiled with them."""
-        function = self.function
+        function = attention_function(self.function)
         if outside_of_graphs:
             function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         AttentionInterface.register(self.implementation, function)
@@ -61,10 +54,8 @@ class AttentionKernel:
 
 
 KERNELS = (
-    AttentionKernel("flash_attn", kernels.flash_attn, needs_gpu=True, needs_half=True, needs_module="flash_attn"),
-    AttentionKernel("torch_varlen", kernels.torch_varlen, needs_gpu=True, needs_half=True),
-    AttentionKernel("flex", kernels.flex, needs_gpu=True, needs_module="triton"),
-    AttentionKernel("segment_sdpa", kernels.segment_sdpa, can_share_rows=True),
+    AttentionKernel("torch_varlen", torch_varlen, needs_gpu=True, needs_half=True),
+    AttentionKernel("segment_sdpa", segment_sdpa, can_share_rows=True),
 )
 """Best first."""
 
@@ -75,8 +66,6 @@ def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, *, shares
     for kernel in KERNELS:
         if name in ("auto", kernel.name) and reasons[kernel.name] is None:
             return kernel
-    if name not in reasons:
-        raise AttentionUnavailable(f"no attention kernel {name!r}; known: auto, {', '.join(reasons)}")
     usable = ", ".join(other for other, reason in reasons.items() if reason is None)
     raise AttentionUnavailable(
         f"model.attention = {name!r} cannot run on {device.type}: {reasons[name]}; usable here: auto, {usable}"

@@ -1,7 +1,6 @@
 """`SegmentInfo`: where the samples of a packed row begin and end. The one thing attention kernels go by."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -32,12 +31,6 @@ class SegmentInfo:
     max_len: int
     part: RowPart | None = None
     """What the queries are of; `None`: of the whole row."""
-
-    @cached_property
-    def segment_ids(self) -> Tensor:
-        """int64[T]: segment of each token."""
-        lengths = torch.tensor(self.seq_lens, device=self.cu_seqlens.device)
-        return torch.repeat_interleave(torch.arange(len(self.seq_lens), device=lengths.device), lengths)
 
     @classmethod
     def of(cls, seq_lens: tuple[int, ...], device: torch.device, part: RowPart | None = None) -> "SegmentInfo":

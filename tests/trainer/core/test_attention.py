@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from runtime.config import parse_config
+from runtime.errors import UserError
 from tests.trainer.core.rank_worker import CPU
 from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.tiny import make_samples, save_tiny_model
-from trainer.attention.kernels import AttentionFunction, flex, refuse_extras, segment_sdpa, torch_varlen
+from trainer.attention.kernels import attention_function, segment_sdpa, torch_varlen
 from trainer.attention.registry import KERNELS, AttentionKernel, choose_kernel
 from trainer.attention.segments import SegmentInfo
-from trainer.config import ModelConfig
+from trainer.config import ModelConfig, TrainerConfig
 from trainer.errors import AttentionUnavailable, ModelUnusable
 from trainer.model import Policy, load_policy
 from trainer.oracle import forward_per_segment
@@ -46,10 +48,9 @@ def naive_attention(query: Tensor, key: Tensor, value: Tensor, start: int, end: 
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-@pytest.mark.parametrize("kernel", [segment_sdpa, flex], ids=["segment_sdpa", "flex"])
-def test_kernel_equals_dense_attention_of_each_segment(kernel: AttentionFunction, window: int | None) -> None:
+def test_segment_sdpa_equals_dense_attention_of_each_segment(window: int | None) -> None:
     query, key, value = attention_inputs()
-    out, _ = kernel(torch.nn.Identity(), query, key, value, None, segments=SEGMENTS, scaling=0.3, sliding_window=window)
+    out = segment_sdpa(query, key, value, SEGMENTS, scaling=0.3, window=window)
     expected = [naive_attention(query, key, value, start, end, window) for start, end in ((0, 5), (5, 6), (6, 15))]
     torch.testing.assert_close(out[0], torch.cat(expected), rtol=1e-5, atol=1e-6)
 
@@ -119,33 +120,33 @@ def test_auto_takes_segment_sdpa_on_a_cpu() -> None:
     assert choose_kernel("auto", CPU, torch.float32).name == "segment_sdpa"
 
 
-@pytest.mark.parametrize("name", ["flex", "torch_varlen", "flash_attn"])
-def test_a_gpu_kernel_on_a_cpu_fails_with_the_reason(name: str) -> None:
+def test_a_gpu_kernel_on_a_cpu_fails_with_the_reason() -> None:
     with pytest.raises(
-        AttentionUnavailable, match=f"{name}.*cannot run on cpu: it has no CPU kernel; usable here: auto, seg"
+        AttentionUnavailable, match=r"torch_varlen.*cannot run on cpu: it has no CPU kernel; usable here: auto, seg"
     ):
-        choose_kernel(name, CPU, torch.bfloat16)
+        choose_kernel("torch_varlen", CPU, torch.bfloat16)
 
 
-def test_a_gpu_kernel_says_which_precision_and_package_it_needs() -> None:
-    flash, varlen, flexible, _ = KERNELS
+def test_a_gpu_kernel_says_which_precision_it_needs() -> None:
+    varlen, _ = KERNELS
     gpu = torch.device("cuda", 0)
-    assert flash.why_unusable(gpu, torch.float32) == "it needs model.dtype = 'bfloat16', not float32"
-    assert flash.why_unusable(gpu, torch.bfloat16) == "the package flash_attn is not installed"
+    assert varlen.why_unusable(gpu, torch.float32) == "it needs model.dtype = 'bfloat16', not float32"
     assert varlen.why_unusable(gpu, torch.bfloat16) is None
-    assert flexible.why_unusable(gpu, torch.float32) == "the package triton is not installed"
 
 
-def test_an_unknown_kernel_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(AttentionUnavailable, match="known: auto, flash_attn, torch_varlen, flex, segment_sdpa"):
-        choose_kernel("magic", CPU, torch.float32)
+@pytest.mark.parametrize("name", ["flash_attn", "flex", "magic"])
+def test_an_unknown_kernel_is_answered_with_the_known_ones(name: str) -> None:
+    flags = ["--model.path", "model", "--model.attention", name]
+    with pytest.raises(UserError, match=r"model.attention.*'auto', 'segment_sdpa' or 'torch_varlen'"):
+        parse_config(TrainerConfig, flags, prog="trainer")
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])
 def test_what_changes_the_result_and_is_not_implemented_is_refused(name: str) -> None:
-    refuse_extras({name: None, "position_ids": 1})
+    attend, inputs = attention_function(segment_sdpa), attention_inputs()
+    attend(torch.nn.Identity(), *inputs, None, segments=SEGMENTS, **{name: None}, position_ids=1)
     with pytest.raises(ModelUnusable, match=name):
-        refuse_extras({name: 30.0})
+        attend(torch.nn.Identity(), *inputs, None, segments=SEGMENTS, **{name: 30.0})
 
 
 def test_gpu_kernels_get_one_half_type_where_autocast_leaves_float32(

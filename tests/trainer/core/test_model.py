@@ -101,20 +101,9 @@ def test_the_packing_check_passes_for_a_sound_model(policy: Policy) -> None:
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 
-def leaky(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    segments: SegmentInfo,
-    **_: object,
-) -> tuple[Tensor, None]:
+def leaky(q: Tensor, k: Tensor, v: Tensor, segments: SegmentInfo, scaling: float | None, window: int | None) -> Tensor:
     """Causal over the whole row, as if it were one sample."""
-    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(
-        1, 2
-    ), None
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
