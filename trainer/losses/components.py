@@ -7,8 +7,11 @@ from torch import Tensor
 from trainer.denominators import Denominators
 from trainer.logprobs import TokenScores
 from trainer.losses.protocol import RlInputs, RlLoss, RlOutputs
-from trainer.losses.ref_kl import ref_kl_losses
 from trainer.micro_batch import MicroBatch
+
+MAX_WEIGHT = 10.0
+"""Importance weights of `ref_kl` are held here: a few tokens that the behaviour policy found unlikely must not be the
+batch."""
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,18 @@ def rl_inputs(batch: MicroBatch, scores: TokenScores) -> RlInputs:
         segments=tokens.segments,
         num_segments=batch.sample_count,
     )
+
+
+def ref_kl_losses(logprobs: Tensor, behaviour_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """float32[L]: distance to a reference policy on sampled tokens, for distillation on the policy's own samples.
+
+    With policy p, behaviour policy b and reference q, a sampled token's loss is `w * log(p / q)` and its gradient
+    `w * log(p / q) * grad log p`, with the importance weight `w = p / b`, which has no gradient of its own. Over tokens
+    sampled from b, both are unbiased: the mean is KL(p || q), and the mean gradient is its gradient, since
+    `grad KL(p || q) = E_p[log(p / q) * grad log p]`. (Differentiating `log(p / q)` itself would give a gradient of mean
+    0, and half its square, the other common choice, the right gradient but the wrong value, and both only for p = b.)
+    """
+    fixed = logprobs.detach()
+    weights = (fixed - behaviour_logprobs).exp().clamp(max=MAX_WEIGHT)
+    signal = weights * (fixed - ref_logprobs)
+    return signal * (logprobs - fixed).exp()

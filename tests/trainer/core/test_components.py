@@ -9,9 +9,8 @@ from tests.trainer.core.scenarios import SEQ_LEN, Scenario, batch_of
 from tests.trainer.core.tiny import make_samples
 from trainer.denominators import Denominators, count_members
 from trainer.logprobs import TokenScores
-from trainer.losses.components import micro_batch_loss, rl_inputs
+from trainer.losses.components import MAX_WEIGHT, micro_batch_loss, ref_kl_losses, rl_inputs
 from trainer.losses.protocol import RlInputs, RlOutputs
-from trainer.losses.ref_kl import MAX_WEIGHT, ref_kl_losses
 from trainer.micro_batch import MicroBatch
 from trainer.packing import pack
 from trainer.weighting import Weighting
