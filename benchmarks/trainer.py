@@ -77,7 +77,7 @@ def our_step(path: Path, samples: list[TrainingSample]) -> Step:
     def step() -> float:
         plan = plan_step(manifest, layout)
         batches = pack_mini_batch(plan, 0, 0, dict(enumerate(samples)))
-        return train_mini_batch(policy, optimizer, batches, loss, settings).loss
+        return train_mini_batch(policy, optimizer, batches, loss, settings).metrics["loss"]
 
     return step
 

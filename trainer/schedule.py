@@ -11,8 +11,6 @@ def learning_rate(step: int, peak: float, schedule: ScheduleConfig, max_steps: i
     Step `k` of the warm-up uses `k / (warmup_steps + 1)` of the peak; a decaying schedule reaches
     `min_lr_ratio * peak` at `max_steps` and stays there.
     """
-    if step < 1:
-        raise ValueError(f"steps count from 1, got {step}")
     if step <= schedule.warmup_steps:
         return peak * step / (schedule.warmup_steps + 1)
     return peak * _decay(step, schedule, max_steps)
@@ -21,8 +19,7 @@ def learning_rate(step: int, peak: float, schedule: ScheduleConfig, max_steps: i
 def _decay(step: int, schedule: ScheduleConfig, max_steps: int | None) -> float:
     if schedule.type == "constant":
         return 1.0
-    if max_steps is None:
-        raise ValueError(f"schedule {schedule.type!r} needs max_steps")
+    assert max_steps is not None, "the config asks for it"
     span = max(max_steps - schedule.warmup_steps - 1, 1)
     passed = min((step - schedule.warmup_steps - 1) / span, 1.0)
     share = 1.0 - passed if schedule.type == "linear" else 0.5 * (1.0 + math.cos(math.pi * passed))

@@ -31,7 +31,7 @@ from trainer.distributed import Ranks, choose_device, join
 from trainer.fake_data import FakeSource
 from trainer.finished_run import FinishedRun
 from trainer.fsdp import shard_policy
-from trainer.images.validate import validate_multimodal_pack
+from trainer.images.family import validate_multimodal_pack
 from trainer.inbox import Inbox
 from trainer.kept_memory import keep_freed_memory
 from trainer.layout import Layout, RowSharing
@@ -123,9 +123,7 @@ class TrainerProcess:
                 context = join_context(ranks, config.parallel.cp)
                 policy = load_policy(config.model, ranks.device, context)
                 loading.barrier()  # some disks are slower than others
-                sharing = validate_multimodal_pack(
-                    policy.images, pack_multimodal=config.pack_multimodal, cp_size=config.parallel.cp
-                )
+                sharing = validate_multimodal_pack(policy.images, pack_multimodal=config.pack_multimodal)
                 mesh = ranks.mesh(config.parallel.dp_replicate)
                 shard_policy(policy, mesh, reshard_after_forward=config.parallel.reshard_after_forward)
                 verify_packing(policy, ranks.device)

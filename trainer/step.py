@@ -50,12 +50,8 @@ class StepReport:
 
     stepped: bool
     """False: the loss or the gradient was not finite on some rank, and no rank changed a weight."""
-    loss: float
-    grad_norm: float
-    """Before clipping."""
-    accounting: Accounting
     metrics: dict[str, float]
-    """By the names of the metrics contract, `loss` and `grad_norm` included."""
+    """By the names of the metrics contract, `loss` and `grad_norm` (before clipping) included."""
     env_totals: EnvTotals | None = None
     """What the metrics by env were made from."""
 
@@ -111,7 +107,7 @@ def train_mini_batch(
         "grad_norm": grad_norm,
         **({} if critic is None else critic.metrics(value_loss, *critic_norm)),
     }
-    return StepReport(stepped, metrics["loss"], grad_norm, accounting, metrics, env_totals)
+    return StepReport(stepped, metrics, env_totals)
 
 
 def _count_globally(

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from trainer.errors import ModelUnusable
 from trainer.images.spec import ImageSpec
+from trainer.layout import RowSharing
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,15 @@ def image_model_of(config: PretrainedConfig) -> ImageModel | None:
     vision = config.vision_config
     patch_numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     return ImageModel(family, ImageSpec(config.image_token_id, vision.spatial_merge_size, patch_numbers))
+
+
+def validate_multimodal_pack(images: ImageModel | None, *, pack_multimodal: bool) -> RowSharing:
+    """How samples share micro batches.
+
+    A model that is not in the table of families, or whose layers would mix packed samples, was refused when it was
+    loaded, and context parallelism with images by the config. That model and attention kernel keep samples apart,
+    images included, is measured by `trainer.oracle`.
+    """
+    if images is None:
+        return RowSharing.TEXT
+    return RowSharing.ALL if pack_multimodal else RowSharing.MODALITY

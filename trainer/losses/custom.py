@@ -43,8 +43,6 @@ class CustomLoss:
 def load_custom_loss(import_path: str, kwargs: Mapping[str, JsonValue]) -> CustomLoss:
     """The function at `package.module:name`. Raises `LossInvalid`, which says what was not found."""
     module_name, _, name = import_path.partition(":")
-    if not module_name or not name:
-        raise LossInvalid(f"loss.import_path = {import_path!r} must look like package.module:function")
     try:
         function: object = getattr(importlib.import_module(module_name), name)
     except ImportError as error:

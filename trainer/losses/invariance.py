@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from trainer.errors import LossInvalid
+from trainer.losses.custom import CustomLoss
 from trainer.losses.probe import Split, batch_gradient, random_inputs, random_samples
-from trainer.losses.protocol import RlLoss, RlOutputs
+from trainer.losses.protocol import RlLoss
 from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
 
@@ -36,9 +37,10 @@ SPLITS = {
 }
 
 
-def check_loss(loss: RlLoss) -> Iterator[Check]:
-    """Try every promise. A loss that raises fails the promise that it was tried on."""
-    yield _attempt("shape: one loss and two flags per token", lambda: _check_shapes(loss))
+def check_loss(loss: CustomLoss) -> Iterator[Check]:
+    """Try every promise. A loss that raises fails the promise that it was tried on; `CustomLoss` raises for outputs of
+    another shape."""
+    yield _attempt("shape: one loss and two flags per token", lambda: _check_gradient(loss))
     yield _attempt("finite: extreme ratios and advantages", lambda: _check_finite(loss))
     yield _attempt("pure: the same again, inputs unchanged", lambda: _check_pure(loss))
     yield _attempt("members: tokens of other components have no say", lambda: _check_members(loss))
@@ -88,22 +90,11 @@ def _compared(actual: Tensor, expected: Tensor) -> str:
     return f"gradient equal to {error:.0e}"
 
 
-def _check_shapes(loss: RlLoss) -> str:
+def _check_gradient(loss: RlLoss) -> str:
     inputs = random_inputs()
-    outputs = loss(inputs)
-    if not isinstance(outputs, RlOutputs):
-        raise LossInvalid(f"returns {type(outputs).__name__}, not RlOutputs")
-    _require_like("losses", outputs.losses, inputs.logprobs)
-    _require_like("is_masked_high", outputs.is_masked_high, inputs.members)
-    _require_like("is_masked_low", outputs.is_masked_low, inputs.members)
-    if not outputs.losses.requires_grad:
+    if not loss(inputs).losses.requires_grad:
         raise LossInvalid("losses have no gradient: they must be computed from inputs.logprobs")
     return f"{len(inputs.logprobs)} tokens"
-
-
-def _require_like(name: str, values: Tensor, like: Tensor) -> None:
-    if values.shape != like.shape or values.dtype != like.dtype:
-        raise LossInvalid(f"{name} is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}")
 
 
 def _check_finite(loss: RlLoss) -> str:

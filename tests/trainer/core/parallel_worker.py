@@ -62,7 +62,7 @@ def _train(me: Rank, division: Division, names: tuple[str, ...]) -> dict[str, ob
         report = _step(policy, recorder, SCENARIOS[name], me, division.cp)
         if me.rank == 0:
             save_file(recorder.gradients, me.out / f"{division.name}, {name}.safetensors")
-        results[name] = {"loss": report.loss, "metrics": report.metrics}
+        results[name] = {"loss": report.metrics["loss"], "metrics": report.metrics}
     return results
 
 

@@ -86,7 +86,7 @@ def _record(policy: Policy, scenario: Scenario, name: str, me: Rank, mini_batch:
     report = train_scenario(policy, recorder, scenario, me.rank, me.world_size, mini_batch)
     if me.rank == 0:
         save_file(recorder.gradients, me.out / f"{name}.safetensors")
-    return {"loss": report.loss, "metrics": report.metrics}
+    return {"loss": report.metrics["loss"], "metrics": report.metrics}
 
 
 def _head_error(policy: Policy, head: Tensor, me: Rank) -> float:
@@ -109,7 +109,7 @@ def _record_critic(policy: Policy, name: str, case: CriticCase, me: Rank, mesh: 
         key = f"critic, {part_name(name, mini_batch)}"
         if me.rank == 0:
             save_file(gradients, me.out / f"{key}.safetensors")
-        results[key] = {"loss": report.loss, "metrics": report.metrics}
+        results[key] = {"loss": report.metrics["loss"], "metrics": report.metrics}
     return results
 
 

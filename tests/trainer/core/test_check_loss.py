@@ -9,6 +9,7 @@ from runtime.errors import UserError
 from tests.trainer.core import custom_losses
 from tests.trainer.core.scenarios import LOSSES
 from trainer.cli import run
+from trainer.losses.custom import CustomLoss
 from trainer.losses.factory import make_loss
 from trainer.losses.invariance import SPLITS, check_loss
 from trainer.losses.probe import Split, batch_gradient, random_samples
@@ -19,22 +20,22 @@ MODULE = custom_losses.__name__
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_built_in_losses_keep_every_promise(name: str) -> None:
-    failed = [check for check in check_loss(make_loss(LOSSES[name])) if not check.passed]
+    failed = [check for check in check_loss(CustomLoss(name, make_loss(LOSSES[name]))) if not check.passed]
     assert not failed
 
 
 def test_a_good_loss_of_the_user_passes() -> None:
-    assert all(check.passed for check in check_loss(custom_losses.good))
+    assert all(check.passed for check in check_loss(CustomLoss("good", custom_losses.good)))
 
 
 @pytest.mark.parametrize("loss", custom_losses.BROKEN, ids=lambda loss: loss.__name__)
 def test_a_broken_promise_is_named(loss: Callable[[RlInputs], RlOutputs]) -> None:
-    failed = [check.name.partition(":")[0] for check in check_loss(loss) if not check.passed]
+    failed = [check.name.partition(":")[0] for check in check_loss(CustomLoss(loss.__name__, loss)) if not check.passed]
     assert custom_losses.BROKEN[loss] in failed
 
 
 def test_a_loss_that_raises_fails_with_its_message_and_does_not_end_the_suite() -> None:
-    checks = list(check_loss(custom_losses.raises))
+    checks = list(check_loss(CustomLoss("raises", custom_losses.raises)))
     assert len(checks) == len(SPLITS) + 4
     assert {check.detail for check in checks} == {"KeyError: 'no such thing'"}
 

@@ -23,7 +23,7 @@ def test_plain_process_has_the_gradient_of_the_reference(
     loss, expected = references[SCENARIOS[name], mini_batch]
     recorder = GradientRecorder(policy.causal_lm)
     report = train_scenario(policy, recorder, SCENARIOS[name], 0, 1, mini_batch)
-    assert report.loss == pytest.approx(loss, rel=1e-5)
+    assert report.metrics["loss"] == pytest.approx(loss, rel=1e-5)
     assert relative_error(recorder.gradients, expected) < 1e-5
 
 

@@ -16,8 +16,7 @@ from trainer.critic.config import CriticConfig
 from trainer.critic.model import load_critic
 from trainer.errors import ModelUnusable
 from trainer.fsdp import decoder_layers
-from trainer.images.family import FAMILIES
-from trainer.images.validate import validate_multimodal_pack
+from trainer.images.family import FAMILIES, validate_multimodal_pack
 from trainer.layout import RowSharing
 from trainer.model import load_policy
 from trainer.oracle import verify_packing
@@ -36,14 +35,8 @@ def test_samples_share_rows_as_asked(family: str, pack: bool, sharing: RowSharin
     assert validate_multimodal_pack(policies[family].images, pack_multimodal=pack) is sharing
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_context_parallelism_is_refused(family: str, policies: Policies) -> None:
-    with pytest.raises(ModelUnusable, match="context parallelism"):
-        validate_multimodal_pack(policies[family].images, pack_multimodal=False, cp_size=2)
-
-
 def test_a_model_of_text_has_nothing_to_refuse() -> None:
-    assert validate_multimodal_pack(None, pack_multimodal=True, cp_size=2) is RowSharing.TEXT
+    assert validate_multimodal_pack(None, pack_multimodal=True) is RowSharing.TEXT
 
 
 def test_a_vision_model_that_is_not_in_the_table_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 import msgspec
 import pytest
 
-from trainer.accounting import Accounting
 from trainer.progress import Progress
 from trainer.step import StepReport
 
 
 def report(*, stepped: bool = True) -> StepReport:
     metrics = {"samples/global": 3.0, "tokens/global": 10.0}
-    return StepReport(stepped, 0.1, 1.0, Accounting(10, 5, 3, 1, 10), metrics)
+    return StepReport(stepped, metrics)
 
 
 def test_progress_adds_up_over_optimizer_steps_and_batches():

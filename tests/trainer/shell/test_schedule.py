@@ -37,13 +37,3 @@ def test_a_decayed_rate_stays_at_the_floor_beyond_the_end(kind):
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_one_step_runs_do_not_divide_by_zero(kind):
     assert learning_rate(1, 1.0, ScheduleConfig(type=kind), 1) == 1.0
-
-
-def test_a_decay_without_an_end_is_an_error():
-    with pytest.raises(ValueError, match="needs max_steps"):
-        learning_rate(1, 1.0, ScheduleConfig(type="linear"), None)
-
-
-def test_steps_count_from_one():
-    with pytest.raises(ValueError, match="from 1"):
-        learning_rate(0, 1.0, ScheduleConfig(), None)

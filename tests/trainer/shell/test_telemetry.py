@@ -8,7 +8,6 @@ import torch
 
 from runtime.health import Health
 from tests.trainer.shell.recorded import make_batch
-from trainer.accounting import Accounting
 from trainer.batch_source import Batch
 from trainer.env_stats import EnvStats
 from trainer.progress import Progress
@@ -17,7 +16,7 @@ from trainer.telemetry import Telemetry, merge_metrics, staleness, step_line, st
 
 
 def report(**metrics: float) -> StepReport:
-    return StepReport(True, 0.1, 1.0, Accounting(10, 5, 3, 1, 10), metrics)
+    return StepReport(True, metrics)
 
 
 def test_metrics_of_several_optimizer_steps_add_up_average_and_keep_extremes():
