@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from runtime.errors import PeerLostError, StorageError, UserError
+from runtime.shutdown import Shutdown
 from trainer.errand import DONE, FAILED, Errand
 from trainer.errors import RankMismatch
 
@@ -26,20 +27,7 @@ _T = TypeVar("_T")
 APART_TIMEOUT_S = 600.0
 """Seconds that ranks wait for each other in groups `apart`. Training itself notices a silent rank sooner."""
 MAX_SLICE_S = 1.0
-
-
 _STOP = b"!"
-
-
-class StopRequest(Protocol):
-    """`runtime.shutdown.Shutdown`, for one."""
-
-    @property
-    def requested(self) -> bool:
-        """Whether this rank was asked to stop."""
-
-    def request(self) -> None:
-        """Ask it to."""
 
 
 def _ignore(missing: Sequence[int]) -> None:
@@ -121,7 +109,7 @@ class Ranks:
         self,
         work: Callable[[], _T],
         on_wait: Callable[[Sequence[int]], None] = _ignore,
-        stop: StopRequest | None = None,
+        stop: Shutdown | None = None,
     ) -> _T:
         """What `work` returns on this rank, once it has returned on every rank. Collective.
 

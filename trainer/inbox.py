@@ -13,8 +13,9 @@ from loguru import logger
 
 from runtime.errors import PeerLostError
 from runtime.health import Health
+from runtime.shutdown import Shutdown
 from trainer.batch_source import Batch, BatchSource, NoBatch
-from trainer.distributed import Ranks, StopRequest
+from trainer.distributed import Ranks
 from trainer.errors import RankMismatch
 from trainer.published import PublishedWeights
 from transport.manifest import BatchManifest
@@ -33,7 +34,7 @@ class Inbox:
         ranks: Ranks,
         *,
         max_steps: int | None,
-        stop: StopRequest,
+        stop: Shutdown,
         health: Health,
     ) -> None:
         self._source = source

@@ -1,21 +1,16 @@
 """Made-up image samples that hold a model to what training assumes of it, at start-up."""
 
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from trainer.errors import ModelUnusable
 from trainer.images.blocks import block_starts, rope_positions
 from trainer.images.family import ImageModel
 from trainer.images.spec import GRIDS, IMAGE_TYPE, PIXELS, ImageSpec
 from transport.tensor import Array, EncodedTensor
-
-
-class _KnowsPositions(Protocol):
-    def get_rope_index(
-        self, *, input_ids: torch.Tensor, mm_token_type_ids: torch.Tensor, image_grid_thw: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def image_fields(spec: ImageSpec, layout: str, rng: np.random.Generator) -> tuple[Array, dict[str, object]]:
@@ -29,14 +24,14 @@ def image_fields(spec: ImageSpec, layout: str, rng: np.random.Generator) -> tupl
     return types == IMAGE_TYPE, {"mm_kwargs": tensors, "mm_token_type_ids": EncodedTensor.of(types)}
 
 
-def check_positions(base_model: torch.nn.Module, images: ImageModel, device: torch.device) -> None:
+def check_positions(base_model: PreTrainedModel, images: ImageModel, device: torch.device) -> None:
     """Raise `ModelUnusable` unless the positions we give to tokens are the model's own, where it has an opinion."""
     rng = np.random.default_rng(0)
     mask, fields = image_fields(images.spec, "..w.s...", rng)
     token_ids = np.where(mask, images.spec.image_token_id, 0)
     grids = cast(dict[str, EncodedTensor], fields["mm_kwargs"])[GRIDS].numpy()
     ours = rope_positions(len(mask), block_starts(np.flatnonzero(mask), grids, images.spec), grids, images.spec)
-    theirs, _ = cast(_KnowsPositions, base_model).get_rope_index(
+    theirs, _ = base_model.get_rope_index(
         input_ids=torch.from_numpy(token_ids)[None].to(device),
         mm_token_type_ids=torch.from_numpy(mask.astype(np.int32))[None].to(device),
         image_grid_thw=torch.from_numpy(grids.copy()).to(device),

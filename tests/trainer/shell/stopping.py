@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class Stop:
-    """A `StopRequest`: made by `request`, or as soon as `condition` says so."""
+    """In the place of a `Shutdown`: made by `request`, or as soon as `condition` says so."""
 
     def __init__(self, condition: Callable[[], bool] = lambda: False) -> None:
         self._condition = condition
