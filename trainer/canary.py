@@ -7,8 +7,8 @@ from torch.distributed.tensor import DTensor
 from trainer.fsdp import reshard
 from trainer.model import Policy
 from trainer.packing import pack
+from trainer.probe_sample import probe_sample
 from transport.canary import Canary
-from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
 
 NUM_TOKENS = 8
@@ -20,7 +20,10 @@ LENGTHS = (2, 4, 6, 8)
 def make_canary(policy: Policy) -> Canary:
     """The canary of the weights as they are now. A collective call: every rank makes it, and all get the same."""
     prompt = _prompt(policy.causal_lm.config.get_text_config().vocab_size)
-    batch = pack([_sample(prompt)], [0], [0], NUM_TOKENS + 1, policy.row_multiple, images=policy.image_spec)
+    is_trained = np.isin(np.arange(len(prompt)), LENGTHS)  # token `n` is predicted from the `n` before it
+    batch = pack(
+        [probe_sample(prompt, is_trained)], [0], [0], NUM_TOKENS + 1, policy.row_multiple, images=policy.image_spec
+    )
     states = policy(batch.to(next(policy.parameters()).device)).states
     assert states is not None, "a policy returns the states that predict its tokens"
     head = policy.causal_lm.get_output_embeddings().weight  # whole after a forward pass, unless it was freed
@@ -37,21 +40,3 @@ def make_canary(policy: Policy) -> Canary:
 def _prompt(vocab_size: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     """Fixed ids of the lower half of the vocabulary, where no image or padding token stands; one more than is sent."""
     return np.random.default_rng(0).integers(0, max(2, vocab_size // 2), NUM_TOKENS + 1).astype(np.int32)
-
-
-def _sample(prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> TrainingSample:
-    """Token `n` is predicted from the `n` before it: those are the prefixes."""
-    return TrainingSample(
-        run_id="canary",
-        env_name="canary",
-        example_id="0",
-        group_id="canary/0/0",
-        trajectory_id="canary/0/0#0",
-        token_ids=EncodedTensor.of(prompt),
-        loss_mask=EncodedTensor.of(np.isin(np.arange(len(prompt)), LENGTHS)),
-        logprobs=EncodedTensor.of(np.zeros(len(prompt), np.float32)),
-        advantages=0.0,
-        temperature=1.0,
-        reward=0.0,
-        versions=(),
-    )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from trainer.batch_source import NoBatch, Unattended
 from trainer.config import FakeDataConfig
+from trainer.probe_sample import probe_sample
 from transport.batch import build_batch, decode_rows
 from transport.manifest import BatchManifest
 from transport.sample import TrainingSample
@@ -60,19 +61,16 @@ class FakeSource(Unattended):
         is_trained = np.arange(length) >= max(1, int(length * PROMPT_SHARE))
         logprobs = np.where(is_trained, -np.log(self._vocab_size) + rng.normal(0, 0.1, length), 0.0).clip(max=0.0)
         advantage, reward = float(rng.normal()), float(rng.random())
-        return TrainingSample(
-            run_id=self._run_id,
+        return probe_sample(
+            rng.integers(0, self._vocab_size, length),
+            is_trained,
             env_name=ENV_NAME,
-            example_id=str(group),
-            group_id=f"{ENV_NAME}/{group}/0",
-            trajectory_id=f"{ENV_NAME}/{group}/0#{member}",
-            token_ids=EncodedTensor.of(rng.integers(0, self._vocab_size, length).astype(np.int32)),
-            loss_mask=EncodedTensor.of(is_trained),
+            group=group,
+            member=member,
+            run_id=self._run_id,
             logprobs=EncodedTensor.of(logprobs.astype(np.float32)),
             advantages=reward if self._advantage_is_reward else advantage,
-            temperature=1.0,
             reward=reward,
-            versions=(),
         )
 
 

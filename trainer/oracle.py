@@ -4,8 +4,6 @@
 (kernels, caches, layers that mix positions) is silent: the loss looks fine, and samples see each other.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -17,8 +15,8 @@ from trainer.logprobs import TokenScores
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy
 from trainer.packing import pack
+from trainer.probe_sample import probe_sample
 from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of a log probability; a leak is worth a nat or so. Rows of another length may be computed by other
@@ -58,7 +56,7 @@ def verify_packing(policy: Policy, device: torch.device) -> None:
 def _probes(policy: Policy) -> list[TrainingSample]:
     vocab_size = policy.causal_lm.config.get_text_config().vocab_size
     rng = np.random.default_rng(0)
-    samples = [_probe(rng.integers(0, vocab_size, length)) for length in (9, 5, 12)]
+    samples = [probe_sample(rng.integers(0, vocab_size, length)) for length in (9, 5, 12)]
     if policy.images is None:
         return samples
     seeing = [_image_probe(policy.images.spec, layout, vocab_size, rng) for layout in (".s...w.", "w..ss...", "...sw")]
@@ -73,29 +71,4 @@ def _row(samples: list[TrainingSample], policy: Policy) -> MicroBatch:
 def _image_probe(spec: ImageSpec, layout: str, vocab_size: int, rng: np.random.Generator) -> TrainingSample:
     is_image, fields = image_fields(spec, layout, rng)
     token_ids = np.where(is_image, spec.image_token_id, rng.integers(0, vocab_size, len(is_image)))
-    return _probe(token_ids, ~is_image, **fields)
-
-
-def _probe(
-    token_ids: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    is_trained: "np.ndarray[tuple[int], np.dtype[np.bool_]] | None" = None,
-    **fields: Any,
-) -> TrainingSample:
-    mask = np.arange(len(token_ids)) > 0
-    if is_trained is not None:
-        mask &= is_trained
-    return TrainingSample(
-        run_id="probe",
-        env_name="probe",
-        example_id="0",
-        group_id="probe/0/0",
-        trajectory_id="probe/0/0#0",
-        token_ids=EncodedTensor.of(token_ids.astype(np.int32)),
-        loss_mask=EncodedTensor.of(mask),
-        logprobs=EncodedTensor.of(np.zeros(len(token_ids), dtype=np.float32)),
-        advantages=0.0,
-        temperature=1.0,
-        reward=0.0,
-        versions=(),
-        **fields,
-    )
+    return probe_sample(token_ids, ~is_image, **fields)

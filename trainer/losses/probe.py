@@ -20,6 +20,7 @@ from trainer.losses.protocol import RlInputs, RlLoss
 from trainer.micro_batch import MicroBatch
 from trainer.packing import pack_mini_batch
 from trainer.plan import plan_step
+from trainer.probe_sample import probe_sample
 from transport.batch import build_batch
 from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
@@ -83,19 +84,15 @@ def random_samples(*, with_weights: bool = False) -> list[TrainingSample]:
 def _random_sample(row: int, length: int, rng: np.random.Generator, with_weights: bool) -> TrainingSample:
     weights = (rng.random(length) < 0.67).astype(np.float32)
     weights[-1] = 1.0
-    return TrainingSample(
-        run_id="check",
+    return probe_sample(
+        rng.integers(0, VOCAB_SIZE, length),
+        np.arange(length) >= max(1, length // 3),
         env_name="check",
-        example_id=str(row // 4),
-        group_id=f"check/{row // 4}/0",
-        trajectory_id=f"check/{row // 4}/0#{row}",
-        token_ids=EncodedTensor.of(rng.integers(0, VOCAB_SIZE, length).astype(np.int32)),
-        loss_mask=EncodedTensor.of(np.arange(length) >= max(1, length // 3)),
+        group=row // 4,
+        member=row,
         logprobs=EncodedTensor.of(rng.normal(-2.5, 0.4, length).astype(np.float32)),
         advantages=float(rng.normal()),
-        temperature=1.0,
         reward=float(rng.random()),
-        versions=(),
         rl_weights=EncodedTensor.of(weights) if with_weights else None,
     )
 
