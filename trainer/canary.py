@@ -20,10 +20,8 @@ LENGTHS = (2, 4, 6, 8)
 def make_canary(policy: Policy) -> Canary:
     """The canary of the weights as they are now. A collective call: every rank makes it, and all get the same."""
     prompt = _prompt(policy.causal_lm.config.get_text_config().vocab_size)
-    is_trained = np.isin(np.arange(len(prompt)), LENGTHS)  # token `n` is predicted from the `n` before it
-    batch = pack(
-        [probe_sample(prompt, is_trained)], [0], [0], NUM_TOKENS + 1, policy.row_multiple, images=policy.image_spec
-    )
+    sample = probe_sample(prompt, np.isin(np.arange(len(prompt)), LENGTHS))  # token n is predicted from the n before it
+    batch = pack([sample], [0], [0], policy.row_multiple, images=policy.image_spec)
     states = policy(batch.to(next(policy.parameters()).device)).states
     assert states is not None, "a policy returns the states that predict its tokens"
     head = policy.causal_lm.get_output_embeddings().weight  # whole after a forward pass, unless it was freed

@@ -90,7 +90,7 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
     if run.critic is not None:
         with run.telemetry.timed("values"):
             assessment = assess_batch(run, run.critic, batch, plan, intake)
-        intake = replace(intake, samples=assessment.with_advantages(intake.samples, plan.seq_len))
+        intake = replace(intake, samples=assessment.with_advantages(intake.samples))
     max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
     settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units, run.layout.cp)
     recorder = run.token_export.recorder(plan, intake.samples) if run.token_export else None

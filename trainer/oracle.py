@@ -21,16 +21,12 @@ from transport.sample import TrainingSample
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of a log probability; a leak is worth a nat or so. Rows of another length may be computed by other
 kernels, and one step of a bfloat16 logit is worth 0.1 already."""
-_MAX_TOKENS = 16
-"""At least the length of every probe."""
 
 
-def forward_per_segment(
-    policy: Policy, samples: list[TrainingSample], seq_len: int, device: torch.device
-) -> TokenScores:
+def forward_per_segment(policy: Policy, samples: list[TrainingSample], device: torch.device) -> TokenScores:
     """Scores of the trained tokens of `samples`, each sample alone in its row."""
     multiple, spec = policy.row_multiple, policy.image_spec
-    rows = [pack([sample], [0], [0], seq_len, multiple, images=spec) for sample in samples]
+    rows = [pack([sample], [0], [0], multiple, images=spec) for sample in samples]
     scores = [policy(row.to(device)) for row in rows]
     return TokenScores(torch.cat([s.logprobs for s in scores]), torch.cat([s.entropies for s in scores]))
 
@@ -42,7 +38,7 @@ def verify_packing(policy: Policy, device: torch.device) -> None:
     if policy.images is not None:
         check_positions(policy.causal_lm.base_model, policy.images, device)
     packed = policy(_row(samples, policy).to(device)).logprobs
-    error = float((packed - forward_per_segment(policy, samples, _MAX_TOKENS, device).logprobs).abs().max())
+    error = float((packed - forward_per_segment(policy, samples, device).logprobs).abs().max())
     # A forward without a backward leaves FSDP modules whole; an optimizer made now would hold parameters that are
     # thrown away at the next reshard, and train nothing.
     reshard(policy)
@@ -65,7 +61,7 @@ def _probes(policy: Policy) -> list[TrainingSample]:
 
 def _row(samples: list[TrainingSample], policy: Policy) -> MicroBatch:
     spec, numbers, multiple = policy.image_spec, range(len(samples)), 4 * policy.row_multiple
-    return pack(samples, [0] * len(samples), numbers, _MAX_TOKENS, multiple, images=spec, needs_image=spec is not None)
+    return pack(samples, [0] * len(samples), numbers, multiple, images=spec, needs_image=spec is not None)
 
 
 def _image_probe(spec: ImageSpec, layout: str, vocab_size: int, rng: np.random.Generator) -> TrainingSample:

@@ -1,7 +1,7 @@
 """Samples to micro batches: one concatenation per column, no loop over tokens.
 
-A sample longer than `seq_len` is cut at its end (one with images was cut before, by `take_in`). Absent weight streams
-mean `rl` = 1 and `ce` = `ref_kl` = 0, on trained tokens; a weight on a token that `loss_mask` leaves out has no effect.
+Samples come as `take_in` leaves them: cut to `seq_len`. Absent weight streams mean `rl` = 1 and `ce` = `ref_kl` = 0, on
+trained tokens; a weight on a token that `loss_mask` leaves out has no effect.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,9 +48,7 @@ def pack_mini_batch(
         units = plan.units[rows].tolist()
         needs_image = bool(mini_batch.image_rounds[round_index])
         chosen = [samples[row] for row in rows]
-        micro_batches.append(
-            pack(chosen, env_ids, rows, plan.seq_len, pad_multiple, units, images=images, needs_image=needs_image)
-        )
+        micro_batches.append(pack(chosen, env_ids, rows, pad_multiple, units, images=images, needs_image=needs_image))
     return micro_batches
 
 
@@ -58,7 +56,6 @@ def pack(
     samples: Sequence[TrainingSample],
     env_ids: Sequence[int],
     rows: Sequence[int],
-    seq_len: int,
     pad_multiple: int = 1,
     units: Sequence[int] | None = None,
     *,
@@ -70,10 +67,10 @@ def pack(
     `units` are those of the plan; `None`: every token of the batch counts alike. `needs_image`: other ranks have an
     image in this round, so a row without any gets a dummy image, as a segment of one token.
     """
-    seq_lens = [min(sample.num_tokens, seq_len) for sample in samples]
+    seq_lens = [sample.num_tokens for sample in samples]
     has_image = any(sample.mm_kwargs for sample in samples)
     extra_lens = _padding_lens(sum(seq_lens), pad_multiple, has_dummy_image=needs_image and not has_image)
-    token_ids = [sample.token_ids.numpy()[:seq_len] for sample in samples]
+    token_ids = [sample.token_ids.numpy() for sample in samples]
     all_lens = (*seq_lens, *extra_lens)
     position_ids = torch.from_numpy(np.concatenate([np.arange(length) for length in all_lens]))
     image_inputs = None
@@ -94,7 +91,7 @@ def pack(
         env_ids=torch.tensor(env_ids, dtype=torch.int64),
         units=torch.tensor([0] * len(samples) if units is None else units, dtype=torch.int64),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
-        advantages=torch.tensor([_sample_advantage(sample, seq_len) for sample in samples], dtype=torch.float32),
+        advantages=torch.tensor([_sample_advantage(sample) for sample in samples], dtype=torch.float32),
         sample_rows=tuple(rows),
         loss_tokens=_loss_tokens(samples, seq_lens),
         images=image_inputs,
@@ -114,18 +111,17 @@ def _check_rows(plan: StepPlan, rows: Sequence[int], samples: Mapping[int, Train
         if row not in samples:
             raise BatchMismatch(f"row {row} of batch {plan.step} was planned but not fetched")
         sample = samples[row]
-        length, planned = min(sample.num_tokens, plan.seq_len), int(plan.lengths[row])
+        length, planned = sample.num_tokens, int(plan.lengths[row])
         is_cut = sample.mm_token_type_ids is not None and length < planned == plan.seq_len  # before an image
         if (length != planned and not is_cut) or sample.env_name not in plan.env_names:
             raise BatchMismatch(
                 f"row {row} of batch {plan.step} is {sample.trajectory_id} of env {sample.env_name!r} with "
-                f"{sample.num_tokens} tokens, which its manifest does not say"
+                f"{length} tokens, which its manifest does not say"
             )
 
 
 def _loss_tokens(samples: Sequence[TrainingSample], seq_lens: Sequence[int]) -> LossTokens:
-    masks = [sample.loss_mask.numpy()[:length] for sample, length in zip(samples, seq_lens, strict=True)]
-    mask = np.concatenate([*masks, np.zeros(0, dtype=np.bool_)])
+    mask = np.concatenate([*(sample.loss_mask.numpy() for sample in samples), np.zeros(0, dtype=np.bool_)])
 
     def column(values: Sequence[float | EncodedTensor | None], dtype: type[np.generic] = np.float32) -> Tensor:
         parts = [_expand(value, length, dtype) for value, length in zip(values, seq_lens, strict=True)]
@@ -148,7 +144,7 @@ def _loss_tokens(samples: Sequence[TrainingSample], seq_lens: Sequence[int]) -> 
 
 def _expand(value: float | EncodedTensor | None, length: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
     if isinstance(value, EncodedTensor):
-        return value.numpy()[:length].astype(dtype, copy=False)
+        return value.numpy().astype(dtype, copy=False)
     return np.full(length, value or 0.0, dtype=dtype)
 
 
@@ -162,8 +158,8 @@ def _reference(sample: TrainingSample) -> EncodedTensor | None:
     return sample.ref_logprobs
 
 
-def _sample_advantage(sample: TrainingSample, seq_len: int) -> float:
+def _sample_advantage(sample: TrainingSample) -> float:
     if not isinstance(sample.advantages, EncodedTensor):
         return sample.advantages
-    trained = sample.advantages.numpy()[:seq_len][sample.loss_mask.numpy()[:seq_len]]
+    trained = sample.advantages.numpy()[sample.loss_mask.numpy()]
     return float(trained.mean()) if trained.size else 0.0

@@ -42,7 +42,7 @@ class TokenExport:
         """What watches the training of this batch."""
         limit = self._config.max_sequences_per_step
         rows = choose_rows(len(plan.lengths), (self._seed, plan.step), self._config.sampling_rate, limit)
-        return TokenRecorder(plan.step, rows, samples, plan.seq_len, self._ranks.rank)
+        return TokenRecorder(plan.step, rows, samples, self._ranks.rank)
 
     def write(self, recorder: TokenRecorder) -> None:
         """Write what was recorded; `STABLE` only if every rank could. Replaces what was written before a crash, by

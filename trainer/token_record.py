@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainer.images.cut import spans_within
 from trainer.logprobs import TokenScores
 from trainer.losses.protocol import RlOutputs
 from trainer.micro_batch import MicroBatch
@@ -91,15 +90,12 @@ class _Watched:
 class TokenRecorder:
     """A `Watch` for one batch. Keeps the first visit of each chosen row; further epochs are not recorded."""
 
-    def __init__(
-        self, step: int, rows: frozenset[int], samples: Mapping[int, TrainingSample], seq_len: int, rank: int = 0
-    ) -> None:
+    def __init__(self, step: int, rows: frozenset[int], samples: Mapping[int, TrainingSample], rank: int = 0) -> None:
         self.step = step
         self._rank = rank
         self._num_micro_batches = 0
         self._rows = set(rows)
         self._samples = samples
-        self._seq_len = seq_len
         self._watched: list[_Watched] = []
 
     def __call__(self, batch: MicroBatch, scores: TokenScores, rl: RlOutputs | None) -> None:
@@ -109,7 +105,7 @@ class TokenRecorder:
         flags = {} if rl is None else {name: getattr(rl, name).detach() for name in FLAGS}
         starts = itertools.accumulate(batch.seq_lens, initial=0)
         for row, position in zip(batch.sample_rows, starts, strict=False):
-            start, end = end, end + int(self._mask(row).sum())
+            start, end = end, end + self._samples[row].num_loss_tokens
             if row in self._rows:
                 self._rows.remove(row)
                 place = PackedPlace(self._num_micro_batches, position, sum(batch.seq_lens))
@@ -122,14 +118,11 @@ class TokenRecorder:
         for watched in self._watched:
             yield self._record(watched)
 
-    def _mask(self, row: int) -> npt.NDArray[np.bool_]:
-        return self._samples[row].loss_mask.numpy()[: self._seq_len]
-
     def _record(self, watched: _Watched) -> TokenRecord:
-        sample, mask = self._samples[watched.row], self._mask(watched.row)
-        length = len(mask)
+        sample = self._samples[watched.row]
+        mask, length = sample.loss_mask.numpy(), sample.num_tokens
         new = _host(watched.scores.logprobs, watched.tokens)
-        old = sample.logprobs.numpy()[:length][mask].astype(np.float64)
+        old = sample.logprobs.numpy()[mask].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             log_ratio = new - old
             ratio = np.exp(log_ratio)
@@ -147,8 +140,8 @@ class TokenRecorder:
             trajectory_id=sample.trajectory_id,
             step_index=sample.step_index,
             temperature=sample.temperature,
-            versions=spans_within(sample.versions, length),
-            token_ids=sample.token_ids.numpy()[:length].tolist(),
+            versions=sample.versions,
+            token_ids=sample.token_ids.numpy().tolist(),
             loss_mask=mask.tolist(),
             reward=[sample.reward] * length,
             advantage=_by_token(sample.advantages, length),
@@ -179,7 +172,7 @@ def _host(values: Tensor, tokens: slice) -> npt.NDArray[np.float64]:
 
 
 def _by_token(value: float | EncodedTensor, length: int) -> list[float]:
-    column: list[float] = value.numpy()[:length].tolist() if isinstance(value, EncodedTensor) else [value] * length
+    column: list[float] = value.numpy().tolist() if isinstance(value, EncodedTensor) else [value] * length
     return column
 
 

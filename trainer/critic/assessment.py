@@ -62,9 +62,9 @@ class Assessment:
         members = torch.from_numpy(self.credit.is_target[slots])
         return ValueTargets(torch.from_numpy(old_values), torch.from_numpy(returns), members)
 
-    def with_advantages(self, samples: Mapping[int, TrainingSample], seq_len: int) -> dict[int, TrainingSample]:
+    def with_advantages(self, samples: Mapping[int, TrainingSample]) -> dict[int, TrainingSample]:
         """`samples` by row, with the advantages of their tokens."""
-        return {row: self._with_advantage(row, sample, seq_len) for row, sample in samples.items()}
+        return {row: self._with_advantage(row, sample) for row, sample in samples.items()}
 
     def metrics(self) -> dict[str, float]:
         """`explained_variance/{all|env}`: 1 for a perfect critic, 0 for a constant one; left out if no return
@@ -74,9 +74,8 @@ class Assessment:
         shares = {name: explained_variance(self.values[own], self.credit.returns[own]) for name, own in chosen.items()}
         return {f"explained_variance/{name}": share for name, share in shares.items() if share is not None}
 
-    def _with_advantage(self, row: int, sample: TrainingSample, seq_len: int) -> TrainingSample:
-        mask = sample.loss_mask.numpy().copy()
-        mask[seq_len:] = False
+    def _with_advantage(self, row: int, sample: TrainingSample) -> TrainingSample:
+        mask = sample.loss_mask.numpy()
         advantages = np.zeros(sample.num_tokens, dtype=np.float32)
         start = self.offsets[row]
         advantages[mask] = self.credit.advantages[start : start + np.count_nonzero(mask)]

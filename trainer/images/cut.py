@@ -1,5 +1,5 @@
-"""Cutting a sample with images to a length. No cut goes through an image: it moves to the image's first token, and the
-image's patches leave the sample with it."""
+"""Cutting a sample to a length. No cut goes through an image: it moves to the image's first token, and the image's
+patches leave the sample with it."""
 
 import msgspec
 import numpy as np
@@ -33,17 +33,19 @@ def cut_length(sample: TrainingSample, spec: ImageSpec, seq_len: int) -> int:
     return int(split[0]) if split.size else seq_len
 
 
-def cut_sample(sample: TrainingSample, spec: ImageSpec, seq_len: int) -> TrainingSample:
-    """The first `cut_length` tokens of a sound sample, with the images that are whole in them. Nothing is copied."""
+def cut_sample(sample: TrainingSample, spec: ImageSpec | None, seq_len: int) -> TrainingSample:
+    """The first `cut_length` tokens of a sound sample, with the images that are whole in them. Nothing is copied; a
+    sample that is short enough is returned itself. Without `spec` there are no images."""
     if sample.num_tokens <= seq_len:
         return sample
-    length = cut_length(sample, spec, seq_len)
+    length = seq_len if spec is None else cut_length(sample, spec, seq_len)
+    images = sample.mm_kwargs if spec is None else _images_before(sample, spec, length)
     streams = {name: _head(getattr(sample, name), length) for name in _STREAMS}
-    versions = spans_within(sample.versions, length)
-    return msgspec.structs.replace(sample, **streams, versions=versions, mm_kwargs=_images_before(sample, spec, length))
+    versions = _spans_within(sample.versions, length)
+    return msgspec.structs.replace(sample, **streams, versions=versions, mm_kwargs=images)
 
 
-def spans_within(versions: tuple[VersionSpan, ...], length: int) -> tuple[VersionSpan, ...]:
+def _spans_within(versions: tuple[VersionSpan, ...], length: int) -> tuple[VersionSpan, ...]:
     """Which policy sampled which of the first `length` tokens."""
     spans = (msgspec.structs.replace(span, end=min(span.end, length)) for span in versions)
     return tuple(span for span in spans if span.start < span.end)

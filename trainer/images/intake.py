@@ -2,7 +2,7 @@
 
 A model puts image features wherever it is told to, so a sample that counts its images wrongly would take the features
 of its neighbours in the row, without an error. Each sample is therefore checked before it is packed; one that fails is
-left out by name, and nothing else is lost. Samples that are too long and have images are cut here.
+left out by name, and nothing else is lost. Samples that are too long are cut here, and nowhere else.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,12 @@ class Intake:
 
 
 def take_in(samples: Mapping[int, TrainingSample], spec: ImageSpec | None, seq_len: int) -> Intake:
-    """What can be trained by a model with `spec`; `None`: a model without images, for which the planner stands."""
-    if spec is None:
-        return Intake(samples)
+    """What can be trained by a model with `spec`, cut to `seq_len`; `None`: a model without images, for which the
+    planner stands."""
     accepted: dict[int, TrainingSample] = {}
     refused: dict[int, str] = {}
     for row, sample in samples.items():
-        reason = why_refused(sample, spec, seq_len)
+        reason = None if spec is None else why_refused(sample, spec, seq_len)
         if reason is None:
             accepted[row] = cut_sample(sample, spec, seq_len)
         else:

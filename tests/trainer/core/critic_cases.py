@@ -20,6 +20,7 @@ from trainer.critic.config import CriticConfig
 from trainer.critic.learner import CriticLearner
 from trainer.critic.model import load_critic, shard_critic
 from trainer.critic.step import CriticStep
+from trainer.images.intake import take_in
 from trainer.layout import Layout
 from trainer.losses.config import DppoLossConfig
 from trainer.losses.factory import make_loss
@@ -115,10 +116,10 @@ def train_critic_case(
     samples = critic_samples()
     manifest = make_manifest(samples)
     plan = plan_step(manifest, case.layout(rank, world_size))
-    mine = {row: samples[row] for row in plan.rows_for(rank).tolist()}
+    mine = take_in({row: samples[row] for row in plan.rows_for(rank).tolist()}, None, SEQ_LEN).samples
     all_batches = [batch for index in range(case.mini_batches) for batch in pack_mini_batch(plan, index, rank, mine)]
     assessment = assess(learner, policy, manifest, all_batches, mine)
-    mine = assessment.with_advantages(mine, SEQ_LEN)
+    mine = assessment.with_advantages(mine)
     with torch.no_grad():
         for parameter in critic.value_head.parameters():
             parameter.mul_(MOVE)

@@ -12,6 +12,7 @@ from trainer.config import ModelConfig
 from trainer.context_parallel import join_context
 from trainer.distributed import Ranks
 from trainer.fsdp import shard_policy
+from trainer.images.intake import take_in
 from trainer.losses.factory import make_loss
 from trainer.model import Policy, load_policy
 from trainer.oracle import verify_packing
@@ -70,7 +71,7 @@ def _step(policy: Policy, recorder: GradientRecorder, scenario: Scenario, me: Ra
     layout = replace(scenario.layout(me.rank, me.world_size), cp=cp)
     samples = ordered(scenario)
     plan = plan_step(make_manifest(samples), layout)
-    mine = {row: samples[row] for row in plan.rows_for(layout.dp_rank).tolist()}
+    mine = take_in({row: samples[row] for row in plan.rows_for(layout.dp_rank).tolist()}, None, SEQ_LEN).samples
     micro_batches = pack_mini_batch(plan, 0, layout.dp_rank, mine, cp * scenario.pad_multiple)
     settings = StepSettings(ENV_NAMES, NO_CLIP, scenario.cap, plan.num_units, cp)
     return train_mini_batch(policy, recorder, micro_batches, make_loss(LOSSES[scenario.loss]), settings)

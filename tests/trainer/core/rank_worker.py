@@ -15,6 +15,7 @@ from trainer.canary import make_canary
 from trainer.config import ModelConfig, TokenExportConfig
 from trainer.distributed import Ranks
 from trainer.fsdp import shard_policy
+from trainer.images.intake import take_in
 from trainer.losses.config import DppoLossConfig
 from trainer.losses.factory import make_loss
 from trainer.micro_batch import MicroBatch
@@ -32,7 +33,7 @@ NO_CLIP = 1e9
 def micro_batches_of(scenario: Scenario, rank: int, world_size: int, mini_batch: int = 0) -> list[MicroBatch]:
     samples = ordered(scenario)
     plan = plan_step(make_manifest(samples), scenario.layout(rank, world_size))
-    mine = {row: samples[row] for row in plan.rows_for(rank).tolist()}
+    mine = take_in({row: samples[row] for row in plan.rows_for(rank).tolist()}, None, SEQ_LEN).samples
     return pack_mini_batch(plan, mini_batch, rank, mine, scenario.pad_multiple)
 
 
@@ -116,7 +117,7 @@ def _record_critic(policy: Policy, name: str, case: CriticCase, me: Rank, mesh: 
 def _export_tokens(policy: Policy, me: Rank) -> None:
     samples = ordered(SCENARIOS["packed"])
     plan = plan_step(make_manifest(samples), SCENARIOS["packed"].layout(me.rank, me.world_size))
-    mine = {row: samples[row] for row in plan.rows_for(me.rank).tolist()}
+    mine = take_in({row: samples[row] for row in plan.rows_for(me.rank).tolist()}, None, SEQ_LEN).samples
     ranks = Ranks(me.rank, me.world_size, CPU)
     export = TokenExport(TokenExportConfig(max_sequences_per_step=9), me.out / "token_export", ranks, seed=0)
     recorder = export.recorder(plan, mine)

@@ -17,6 +17,7 @@ from trainer.critic.credit import ACTION, NO_ACTION, STEP_START
 from trainer.critic.learner import CriticLearner
 from trainer.critic.model import load_critic
 from trainer.errors import CriticMismatch, ModelUnusable
+from trainer.images.intake import take_in
 from trainer.layout import Layout
 from trainer.model import Policy
 from trainer.packing import pack, pack_mini_batch
@@ -31,7 +32,7 @@ def assess_alone(policy: Policy, model_path: Path, samples: list[TrainingSample]
     learner = CriticLearner(critic, ModuleRecorder(critic), critic_config, 1.0)
     manifest = make_manifest(samples)
     plan = plan_step(manifest, Layout(0, 1, SEQ_LEN, SEQ_LEN))
-    by_row = dict(enumerate(samples))
+    by_row = take_in(dict(enumerate(samples)), None, SEQ_LEN).samples
     return assess(learner, policy, manifest, pack_mini_batch(plan, 0, 0, by_row), by_row)
 
 
@@ -49,11 +50,12 @@ def test_a_new_critic_values_everything_at_0_so_that_returns_are_discounted_rewa
 def test_samples_carry_the_advantages_of_their_tokens_and_nothing_elsewhere(policy: Policy, model_path: Path) -> None:
     samples = critic_samples()
     found = assess_alone(policy, model_path, samples, normalize_advantages=False, lam=1.0)
-    changed = found.with_advantages(dict(enumerate(samples)), SEQ_LEN)
-    for row, sample in enumerate(samples):
+    by_row = take_in(dict(enumerate(samples)), None, SEQ_LEN).samples
+    changed = found.with_advantages(by_row)
+    for row, sample in by_row.items():
         advantages = changed[row].advantages
         assert isinstance(advantages, EncodedTensor)
-        trained = sample.loss_mask.numpy() & (np.arange(sample.num_tokens) < SEQ_LEN)
+        trained = sample.loss_mask.numpy().copy()
         if sample.rl_weights is not None:
             trained &= sample.rl_weights.numpy() != 0
         np.testing.assert_allclose(advantages.numpy()[trained], sample.reward, rtol=1e-6)
@@ -65,7 +67,7 @@ def test_a_gap_or_a_token_that_is_not_rl_ends_a_step() -> None:
     mask = np.array([0, 0, 1, 1, 0, 1, 1, 1], dtype=np.bool_)
     weights = np.array([1, 1, 1, 1, 1, 1, 0, 1], dtype=np.float32)
     changed = msgspec.structs.replace(sample, loss_mask=EncodedTensor.of(mask), rl_weights=EncodedTensor.of(weights))
-    roles = token_roles(pack([changed, changed], [0, 0], [0, 1], SEQ_LEN))
+    roles = token_roles(pack([changed, changed], [0, 0], [0, 1]))
     assert roles.tolist() == [STEP_START, ACTION, STEP_START, NO_ACTION, STEP_START] * 2
 
 

@@ -29,7 +29,7 @@ SEGMENTS = SegmentInfo.of((5, 1, 9), CPU)
 
 def packed_scores(policy: Policy, pad_multiple: int = 1) -> Tensor:
     samples = make_samples(LENGTHS)
-    return policy(pack(samples, [0] * 5, range(5), 64, pad_multiple)).logprobs
+    return policy(pack(samples, [0] * 5, range(5), pad_multiple)).logprobs
 
 
 def attention_inputs() -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +56,7 @@ def test_segment_sdpa_equals_dense_attention_of_each_segment(window: int | None)
 
 
 def test_packed_scores_equal_each_sample_alone(policy: Policy) -> None:
-    alone = forward_per_segment(policy, make_samples(LENGTHS), 64, CPU).logprobs
+    alone = forward_per_segment(policy, make_samples(LENGTHS), CPU).logprobs
     torch.testing.assert_close(packed_scores(policy), alone, rtol=0, atol=1e-5)
     torch.testing.assert_close(packed_scores(policy, pad_multiple=16), alone, rtol=0, atol=1e-5)
 
@@ -79,7 +79,7 @@ def test_packed_scores_equal_eager_attention_of_transformers(tmp_path: Path, cha
 
 def test_no_gradient_crosses_a_boundary(policy: Policy) -> None:
     """Only tokens of the sample itself, up to the one before, can change a score."""
-    batch = pack(make_samples(LENGTHS), [0] * 5, range(5), 64)
+    batch = pack(make_samples(LENGTHS), [0] * 5, range(5))
     embedding = policy.causal_lm.get_input_embeddings()
     seen: list[Tensor] = []
     handle = embedding.register_forward_hook(lambda _module, _args, output: seen.append(output))
@@ -95,7 +95,7 @@ def test_no_gradient_crosses_a_boundary(policy: Policy) -> None:
 
 
 def test_changing_one_sample_leaves_its_neighbours_bit_equal(policy: Policy) -> None:
-    batch = pack(make_samples(LENGTHS), [0] * 5, range(5), 64)
+    batch = pack(make_samples(LENGTHS), [0] * 5, range(5))
     changed_ids = batch.token_ids.clone()
     changed_ids[15:45] = 1
     before, after = policy(batch).logprobs, policy(replace(batch, token_ids=changed_ids)).logprobs

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.core.rank_worker import micro_batches_of
-from tests.trainer.core.scenarios import SEQ_LEN, Scenario, batch_of
+from tests.trainer.core.scenarios import Scenario, batch_of
 from tests.trainer.core.tiny import make_samples
 from trainer.denominators import Denominators, count_members
 from trainer.logprobs import TokenScores
@@ -30,7 +30,7 @@ def scores_for(batch: MicroBatch, value: float = -1.0) -> TokenScores:
 
 def weighted_batch() -> MicroBatch:
     samples = batch_of("weighted")
-    return pack(samples, [0] * len(samples), range(len(samples)), SEQ_LEN)
+    return pack(samples, [0] * len(samples), range(len(samples)))
 
 
 def constant_loss(inputs: RlInputs) -> RlOutputs:
@@ -65,11 +65,11 @@ def test_members_are_tokens_with_a_weight_not_the_sum_of_weights() -> None:
     streams = (tokens.rl_weights, tokens.ce_weights, tokens.ref_kl_weights)
     expected = [int((weights != 0).sum()) for weights in streams if weights is not None]
     assert count_members([batch], 1)[:, 0].tolist() == expected
-    assert count_members([batch, batch, pack([], [], [], SEQ_LEN)], 1)[:, 0].tolist() == [2 * n for n in expected]
+    assert count_members([batch, batch, pack([], [], [])], 1)[:, 0].tolist() == [2 * n for n in expected]
 
 
 def test_a_component_without_tokens_is_not_computed() -> None:
-    batch = pack(make_samples([8]), [0], [0], SEQ_LEN)
+    batch = pack(make_samples([8]), [0], [0])
     report = micro_batch_loss(batch, scores_for(batch), constant_loss, denominators(rl=4))
     assert report.parts.keys() == {"rl"}
 
@@ -78,7 +78,7 @@ def test_an_rl_loss_is_not_called_for_a_dummy_whose_loss_is_zero_but_has_a_gradi
     def never(inputs: RlInputs) -> RlOutputs:
         raise AssertionError(f"called with {inputs}")
 
-    dummy = pack([], [], [], SEQ_LEN)
+    dummy = pack([], [], [])
     report = micro_batch_loss(dummy, scores_for(dummy), never, denominators(rl=4))
     assert report.total.item() == 0
     assert report.total.requires_grad

@@ -87,7 +87,7 @@ def test_a_head_that_scales_its_logits_is_refused(tmp_path: Path, dtype: str) ->
 
 def test_bfloat16_scores_are_near_the_float32_ones(model_path: Path, policy: Policy) -> None:
     half = load_policy(ModelConfig(path=model_path, seq_len=64, dtype="bfloat16"), CPU)
-    batch = pack(make_samples([20, 9]), [0, 0], [0, 1], 64)
+    batch = pack(make_samples([20, 9]), [0, 0], [0, 1])
     scores = half(batch)
     scores.logprobs.sum().backward()
     assert scores.logprobs.dtype == torch.float32

@@ -13,6 +13,7 @@ from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario, batch_of
 from tests.trainer.core.tiny import ENV_NAMES, make_sample
 from trainer.errors import PlanError
+from trainer.images.cut import cut_sample
 from trainer.losses.config import DppoLossConfig
 from trainer.losses.factory import make_loss
 from trainer.micro_batch import MicroBatch
@@ -78,7 +79,7 @@ def test_sample_metrics_come_from_the_samples(policy: Policy) -> None:
 
 
 def test_accounting_leaves_out_padding_and_dummies(policy: Policy) -> None:
-    batches = [*micro_batches_of(Scenario("mixed", pad_multiple=16), 0, 1), pack([], [], [], SEQ_LEN)]
+    batches = [*micro_batches_of(Scenario("mixed", pad_multiple=16), 0, 1), pack([], [], [])]
     report = step(policy, batches)
     samples = batch_of("mixed")
     lengths = [min(sample.num_tokens, SEQ_LEN) for sample in samples]
@@ -140,7 +141,7 @@ def test_a_number_that_is_not_finite_stops_the_step(policy: Policy, field: str, 
 def test_supervised_micro_batches_leave_out_ratio_metrics_and_report_their_own_loss(policy: Policy) -> None:
     zeros, ones = (EncodedTensor.of(np.full(10, value, dtype=np.float32)) for value in (0, 1))
     sample = make_sample(0, 10, np.random.default_rng(0), rl_weights=zeros, ce_weights=ones)
-    metrics = step(policy, [pack([sample], [0], [0], SEQ_LEN)]).metrics
+    metrics = step(policy, [pack([sample], [0], [0])]).metrics
     assert not [key for key in metrics if key.startswith(("ratio", "mismatch_kl", "is_masked", "loss/rl"))]
     assert metrics["loss/ce"] == metrics["loss"] > 0
     assert "entropy/all/mean" in metrics
@@ -151,7 +152,7 @@ def test_masks_reported_are_those_the_loss_used(policy: Policy) -> None:
     rng = np.random.default_rng(0)
     certain = EncodedTensor.of(np.zeros(10, dtype=np.float32))
     samples = [make_sample(0, 10, rng, logprobs=certain, advantages=-1.0), make_sample(1, 10, rng, advantages=0.0)]
-    metrics = step(policy, [pack(samples, [0, 1], [0, 1], SEQ_LEN)]).metrics
+    metrics = step(policy, [pack(samples, [0, 1], [0, 1])]).metrics
     assert metrics["is_masked_low/copy/mean"] == metrics["is_masked/copy/mean"] > 0.5
     assert metrics["is_masked_high/all/max"] == metrics["is_masked/reverse/max"] == 0
 
@@ -159,4 +160,4 @@ def test_masks_reported_are_those_the_loss_used(policy: Policy) -> None:
 def test_a_mini_batch_whose_trained_tokens_were_all_cut_off_is_refused(policy: Policy) -> None:
     sample = make_sample(0, 20, np.random.default_rng(0))
     with pytest.raises(PlanError, match=r"none of the 1 samples has a trained token within seq_len"):
-        step(policy, [pack([sample], [0], [0], seq_len=10)])
+        step(policy, [pack([cut_sample(sample, None, 10)], [0], [0])])

@@ -1,6 +1,7 @@
 """The token export: aligned, as the loss computed it, whole or absent, and without any effect on training."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, o
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
 from trainer.config import TokenExportConfig
 from trainer.distributed import Ranks
+from trainer.images.cut import cut_sample
+from trainer.images.intake import take_in
 from trainer.losses.components import rl_inputs
 from trainer.losses.factory import make_loss
 from trainer.model import Policy
@@ -23,7 +26,7 @@ from trainer.plan import StepPlan, plan_step
 from trainer.step import StepSettings, Watch, train_mini_batch
 from trainer.token_export import STABLE, TokenExport, choose_rows, step_folder
 from trainer.token_record import TokenRecorder
-from transport.sample import VersionSpan
+from transport.sample import TrainingSample, VersionSpan
 
 ALONE = Ranks(0, 1, CPU)
 GIVEN = ("token_ids", "loss_mask", "reward", "advantage")
@@ -36,15 +39,18 @@ def plan_of(scenario: Scenario) -> StepPlan:
     return plan_step(make_manifest(ordered(scenario)), scenario.layout(0, 1))
 
 
+def samples_of(scenario: Scenario) -> Mapping[int, TrainingSample]:
+    return take_in(dict(enumerate(ordered(scenario))), None, SEQ_LEN).samples
+
+
 def recorder_of(scenario: Scenario, rows: list[int] | None = None) -> TokenRecorder:
-    samples = ordered(scenario)
-    chosen = range(len(samples)) if rows is None else rows
-    return TokenRecorder(1, frozenset(chosen), dict(enumerate(samples)), SEQ_LEN)
+    samples = samples_of(scenario)
+    return TokenRecorder(1, frozenset(samples if rows is None else rows), samples)
 
 
 def train(policy: Policy, scenario: Scenario, watch: Watch | None, lr: float = 0.0) -> None:
     optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
-    plan, samples = plan_of(scenario), dict(enumerate(ordered(scenario)))
+    plan, samples = plan_of(scenario), samples_of(scenario)
     settings = StepSettings(ENV_NAMES, NO_CLIP, scenario.cap, plan.num_units)
     for index in plan.visits:
         micro_batches = pack_mini_batch(plan, index, 0, samples, scenario.pad_multiple)
@@ -54,7 +60,7 @@ def train(policy: Policy, scenario: Scenario, watch: Watch | None, lr: float = 0
 def export(policy: Policy, scenario: Scenario, folder: Path, **settings: object) -> list[dict]:
     """Train once, write, and read back."""
     token_export = TokenExport(TokenExportConfig(**settings), folder, ALONE, seed=0)
-    recorder = token_export.recorder(plan_of(scenario), dict(enumerate(ordered(scenario))))
+    recorder = token_export.recorder(plan_of(scenario), samples_of(scenario))
     train(policy, scenario, recorder)
     token_export.write(recorder)
     lines = (step_folder(folder, 1) / "rank-00000.jsonl").read_text().splitlines()
@@ -196,7 +202,7 @@ def test_a_step_that_cannot_be_written_again_is_not_stable_any_more(tmp_path: Pa
     folder = step_folder(tmp_path, 1)
     (folder / "rank-00000.jsonl" / "in the way").mkdir(parents=True)
     (folder / STABLE).write_text("")
-    TokenExport(TokenExportConfig(), tmp_path, ALONE, seed=0).write(TokenRecorder(1, frozenset(), {}, SEQ_LEN))
+    TokenExport(TokenExportConfig(), tmp_path, ALONE, seed=0).write(TokenRecorder(1, frozenset(), {}))
     assert not (folder / STABLE).exists()
 
 
@@ -205,7 +211,7 @@ def test_the_versions_of_a_record_are_those_of_its_tokens(policy: Policy) -> Non
     (row,) = [row for row, sample in enumerate(ordered(scenario)) if sample.num_tokens == 60]
     spans = (VersionSpan(3, 30, 40), VersionSpan(4, 40, 55), VersionSpan(5, 55, 60))
     sample = msgspec.structs.replace(ordered(scenario)[row], versions=spans)
-    recorder = TokenRecorder(1, frozenset([row]), {**dict(enumerate(ordered(scenario))), row: sample}, SEQ_LEN)
+    recorder = TokenRecorder(1, frozenset([row]), {**samples_of(scenario), row: cut_sample(sample, None, SEQ_LEN)})
     train(policy, scenario, recorder)
     (record,) = recorder.records()
     assert record.versions == (VersionSpan(3, 30, 40), VersionSpan(4, 40, SEQ_LEN))
@@ -216,14 +222,14 @@ def test_a_disk_that_refuses_costs_the_records_and_one_warning(tmp_path: Path, w
     folder.write_text("")
     token_export = TokenExport(TokenExportConfig(), folder, ALONE, seed=0)
     for step in (1, 2):
-        token_export.write(TokenRecorder(step, frozenset(), {}, SEQ_LEN))
+        token_export.write(TokenRecorder(step, frozenset(), {}))
     assert len(warnings_seen) == 1
     assert "its records are lost" in warnings_seen[0]
 
 
 def test_a_rank_that_does_not_write_leaves_no_file_and_spoils_nothing(tmp_path: Path) -> None:
     token_export = TokenExport(TokenExportConfig(), tmp_path, ALONE, seed=0, writes=False)
-    token_export.write(TokenRecorder(3, frozenset(), {}, SEQ_LEN))
+    token_export.write(TokenRecorder(3, frozenset(), {}))
     assert not list(tmp_path.rglob("*.jsonl"))
 
 

@@ -10,6 +10,7 @@ from tests.trainer.images.tiny_vlm import IMAGE_TOKEN, MIXED, SPEC, draw, draw_a
 from trainer.images.blocks import block_starts, grids_of, image_tokens_of, rope_positions
 from trainer.images.cut import cut_sample
 from trainer.images.intake import take_in, why_refused
+from trainer.images.spec import ImageSpec
 from trainer.packing import pack
 from transport.codec import encode_sample
 from transport.sample import TrainingSample, VersionSpan
@@ -99,8 +100,8 @@ def test_a_block_with_another_token_inside_is_refused() -> None:
 
 
 def test_a_model_of_text_looks_at_nothing() -> None:
-    samples = {0: with_token(draw("....xx"), 5, IMAGE_TOKEN)}
-    assert take_in(samples, None, SEQ_LEN).samples is samples
+    sample = with_token(draw("....xx"), 5, IMAGE_TOKEN)
+    assert take_in({0: sample}, None, SEQ_LEN).samples[0] is sample
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -118,7 +119,7 @@ def test_pixels_of_one_type_are_merged_in_it_and_mixed_ones_in_float32() -> None
     pixels = torch.from_numpy(PIXELS.numpy().copy()).bfloat16()
     data = memoryview(pixels.view(torch.uint8).numpy().tobytes())
     half = with_tensor(IMAGE, "pixel_values", EncodedTensor("bfloat16", PIXELS.shape, data))
-    merged = [pack(samples, [0, 0], [0, 1], SEQ_LEN, images=SPEC).images for samples in ([half, half], [half, IMAGE])]
+    merged = [pack(samples, [0, 0], [0, 1], images=SPEC).images for samples in ([half, half], [half, IMAGE])]
     assert merged[0] is not None
     assert merged[1] is not None
     assert torch.equal(merged[0].pixel_values, torch.cat((pixels, pixels)))
@@ -152,8 +153,11 @@ def test_a_sample_of_which_nothing_can_stay_is_left_out() -> None:
     assert "opens with an image that is longer than model.seq_len (3)" in str(why_refused(draw("b.xx"), SPEC, 3))
 
 
-def test_a_long_text_is_cut_too() -> None:
-    assert take_in({0: draw("." * 20 + "x" * 20)}, SPEC, SEQ_LEN).samples[0].num_tokens == SEQ_LEN
+@pytest.mark.parametrize("spec", [SPEC, None])
+def test_a_long_text_is_cut_too(spec: ImageSpec | None) -> None:
+    cut = take_in({0: draw("." * 20 + "x" * 20)}, spec, SEQ_LEN).samples[0]
+    assert cut.num_tokens == SEQ_LEN
+    encode_sample(cut)  # checks every other column
 
 
 @pytest.mark.parametrize("drawing", [drawing for drawing in MIXED if any(kind in drawing for kind in "swb")])
@@ -166,7 +170,7 @@ def test_positions_are_those_of_a_plain_count(drawing: str) -> None:
 
 def test_a_row_has_positions_and_image_places_of_every_sample_and_padding_behind() -> None:
     samples = draw_all("..s.x", "...x", "w.x")
-    batch = pack(samples, [0] * 3, range(3), SEQ_LEN, pad_multiple=8, images=SPEC, needs_image=True)
+    batch = pack(samples, [0] * 3, range(3), pad_multiple=8, images=SPEC, needs_image=True)
     assert batch.seq_lens == (5, 4, 5, 2)
     assert batch.images is not None
     assert batch.images.token_index.tolist() == [2, 9, 10, 11]
@@ -178,9 +182,9 @@ def test_a_row_has_positions_and_image_places_of_every_sample_and_padding_behind
 
 def test_a_row_without_images_gets_a_dummy_only_where_others_have_one() -> None:
     samples = draw_all("...x", "..xx")
-    assert pack(samples, [0, 0], [0, 1], SEQ_LEN, images=SPEC).images is None
+    assert pack(samples, [0, 0], [0, 1], images=SPEC).images is None
     for chosen, seq_lens in ((samples, (4, 4, 1)), ([], (1,))):
-        batch = pack(chosen, [0] * len(chosen), range(len(chosen)), SEQ_LEN, images=SPEC, needs_image=True)
+        batch = pack(chosen, [0] * len(chosen), range(len(chosen)), images=SPEC, needs_image=True)
         assert batch.seq_lens == seq_lens
         assert batch.images is not None
         assert batch.images.token_index.tolist() == [sum(seq_lens) - 1]

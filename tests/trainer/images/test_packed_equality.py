@@ -35,7 +35,7 @@ def reference_tolerance(family: str) -> float:
 def scores(policy: Policy, *drawings: str) -> Tensor:
     samples = draw_all(*drawings)
     with torch.no_grad():
-        batch = pack(samples, [0] * len(samples), range(len(samples)), SEQ_LEN, images=SPEC)
+        batch = pack(samples, [0] * len(samples), range(len(samples)), images=SPEC)
         return policy(batch).logprobs
 
 
@@ -144,7 +144,7 @@ def test_the_start_up_check_passes_and_leaves_no_gradient(family: str, policies:
 def test_pixels_reach_the_tokens_behind_them_and_no_other_sample(family: str, policies: Policies) -> None:
     first, second = draw("..b..xxx"), draw(".....xxxx", index=1)
     other = draw("..b..xxx", mm_kwargs=draw("..b..xxx", seed=5).mm_kwargs)
-    rows = [pack([sample, second], [0, 0], [0, 1], SEQ_LEN, images=SPEC) for sample in (first, other)]
+    rows = [pack([sample, second], [0, 0], [0, 1], images=SPEC) for sample in (first, other)]
     with torch.no_grad():
         before, after = (policies[family](row).logprobs for row in rows)
     assert (before[:3] != after[:3]).all()
