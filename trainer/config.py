@@ -1,12 +1,12 @@
 """Configuration of the `trainer` service."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
+from runtime.model_folder import sees_images
 from trainer.critic.config import CriticConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
 from transport.exposure import is_local
@@ -294,14 +294,6 @@ class TrainerConfig(ServiceConfig):
         if self.schedule.type != "constant" and self.max_steps is None:
             raise ValueError(f"schedule.type = {self.schedule.type!r} needs max_steps")
         return self
-
-
-def sees_images(path: Path) -> bool:
-    """Whether the model in `path` has a vision tower, as far as its config says."""
-    try:
-        return "vision_config" in json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError):  # no model there yet: loading it will say so
-        return False
 
 
 class CheckLossConfig(Config):
