@@ -56,7 +56,7 @@ def segment_sdpa(
     if segments.part is not None:
         return part_sdpa(q, k, v, segments.seq_lens, segments.part, scaling, window).transpose(1, 2)
     split = [torch.split(tensor, list(segments.seq_lens), dim=2) for tensor in (q, k, v)]
-    parts = [_one_segment(*segment, scaling, window) for segment in zip(*split, strict=True)]
+    parts = [_one_segment(query, key, value, scaling, window) for query, key, value in zip(*split, strict=True)]
     return torch.cat(parts, dim=2).transpose(1, 2)
 
 
@@ -67,10 +67,12 @@ def torch_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     # [T, H, D], in the type of `v`: under autocast norms and rotations leave float32 behind.
-    flat = [tensor[0].transpose(0, 1).to(v.dtype) for tensor in (q, k, v)]
+    query, key, value = (tensor[0].transpose(0, 1).to(v.dtype) for tensor in (q, k, v))
     ends, longest = segments.cu_seqlens, segments.max_len
     behind = -1 if window is None else window - 1
-    out = varlen_attn(*flat, ends, ends, longest, longest, scale=scaling, window_size=(behind, 0), enable_gqa=True)
+    out = varlen_attn(
+        query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(behind, 0), enable_gqa=True
+    )
     assert isinstance(out, Tensor)
     return out[None]
 

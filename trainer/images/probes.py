@@ -1,6 +1,6 @@
 """Made-up image samples that hold a model to what training assumes of it, at start-up."""
 
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from trainer.images.spec import GRIDS, IMAGE_TYPE, PIXELS, ImageSpec
 from transport.tensor import Array, EncodedTensor
 
 
-def image_fields(spec: ImageSpec, layout: str, rng: np.random.Generator) -> tuple[Array, dict[str, object]]:
+def image_fields(spec: ImageSpec, layout: str, rng: np.random.Generator) -> tuple[Array, dict[str, Any]]:
     """(image mask, fields of a sample): a `.` of `layout` is a token of text, an `s` or `w` a square or wide image."""
     sides = {"s": (spec.merge_size, spec.merge_size), "w": (spec.merge_size, 2 * spec.merge_size)}
     grids = np.array([(1, *sides[kind]) for kind in layout if kind in sides], dtype=np.int64).reshape(-1, 3)
@@ -29,7 +29,7 @@ def check_positions(base_model: PreTrainedModel, images: ImageModel, device: tor
     rng = np.random.default_rng(0)
     mask, fields = image_fields(images.spec, "..w.s...", rng)
     token_ids = np.where(mask, images.spec.image_token_id, 0)
-    grids = cast(dict[str, EncodedTensor], fields["mm_kwargs"])[GRIDS].numpy()
+    grids = fields["mm_kwargs"][GRIDS].numpy()
     ours = rope_positions(len(mask), block_starts(np.flatnonzero(mask), grids, images.spec), grids, images.spec)
     theirs, _ = base_model.get_rope_index(
         input_ids=torch.from_numpy(token_ids)[None].to(device),
