@@ -11,11 +11,11 @@ curriculum says, and `n` is the attempt number. Which slots it has does not depe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.curriculum.curriculum import Curriculum
 from orchestrator.seeds import permutation
 
 BLOCK = 1000
@@ -35,18 +35,6 @@ class EnvShare:
     ratio: float
     refresh_groups: int = 0
     """Visits in one round of its curriculum; 0: it has none."""
-
-
-class Chooser(Protocol):
-    """What a curriculum is to the order."""
-
-    def is_ready(self, visit: int) -> bool:
-        """Whether the example of this visit can be chosen yet."""
-        ...
-
-    def example(self, visit: int) -> int:
-        """The index of its example."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +63,15 @@ def slots_per_block(ratios: Sequence[float], block: int = BLOCK) -> list[int]:
 class ExampleOrder:
     """`visit(seq)` for any `seq >= 0`, in any order. Keeps only the newest permutation of each kind."""
 
-    def __init__(self, seed: int, shares: Sequence[EnvShare], choosers: Mapping[str, Chooser] | None = None) -> None:
+    def __init__(
+        self, seed: int, shares: Sequence[EnvShare], curricula: Mapping[str, Curriculum] | None = None
+    ) -> None:
         for share in shares:
             if share.num_examples < 1:
                 raise ValueError(f"environment {share.name!r} has no examples")
         self._seed = seed
         self._shares = tuple(shares)
-        self._choosers = choosers or {}
+        self._curricula = curricula or {}
         self._slots = slots_per_block([share.ratio for share in shares])
         self._newest: dict[str, tuple[int, Indices]] = {}
         self._newest_block: tuple[int, Slots] = (0, self._block(0))
@@ -93,13 +83,13 @@ class ExampleOrder:
     def is_ready(self, seq: int) -> bool:
         """Whether the example at position `seq` can be chosen yet: a curriculum may wait for outcomes."""
         share, nth = self._slot(seq)
-        return share.name not in self._choosers or self._choosers[share.name].is_ready(nth)
+        return share.name not in self._curricula or self._curricula[share.name].is_ready(nth)
 
     def visit(self, seq: int) -> Visit:
         """What position `seq`, which must be ready, visits."""
         share, nth = self._slot(seq)
-        if share.name in self._choosers:
-            return Visit(seq, share.name, self._choosers[share.name].example(nth), nth)
+        if share.name in self._curricula:
+            return Visit(seq, share.name, self._curricula[share.name].example(nth), nth)
         attempt, position = divmod(nth, share.num_examples)
         order = self._permutation(f"env/{share.name}", attempt, share.num_examples)
         return Visit(seq, share.name, int(order[position]), attempt)

@@ -169,7 +169,6 @@ class Orchestrator:
             rule,
             collector,
             lambda: self._policy.live,
-            self._policy.distrust,
             config.seed,
             self._health,
             self._engine.availability,

@@ -3,8 +3,7 @@
 A version is live when every engine in service serves it, read back with its digest (`Engine.apply_weights` does both).
 Any failure leaves the old version live and is retried with back-off, always with the newest announcement: versions in
 between are skipped. What was announced is kept by the outbox, so a restart starts with it. An engine that comes back
-gets the weights before it gets requests (`Engine.tend`). Should one that lost the live version be asked nevertheless,
-it betrays itself by a stale rollout, and all get the version again.
+gets the weights before it gets requests (`Engine.tend`).
 """
 
 import asyncio
@@ -12,7 +11,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
 
 import msgspec
 from loguru import logger
@@ -21,28 +19,13 @@ from orchestrator.engines.protocol import Engine, EngineError
 from runtime.errors import PeerLostError, UserError
 from runtime.health import Health
 from transport.progress import PublishedWeights
+from transport.server import BatchServer
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
-RESTORE_PAUSE_S = 1.0
-"""Seconds after a repair in which stale rollouts, which come from before it, raise no new doubt."""
 LOOP = "policy"
 
-
 Attest = Callable[[PublishedWeights], Awaitable[None]]
-
-
-class WeightSource(Protocol):
-    """Where announcements come from (`transport.server.BatchServer`)."""
-
-    @property
-    def weights(self) -> PublishedWeights | None:
-        """The newest announcement."""
-        ...
-
-    async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
-        """The newest announcement, once it differs from `seen`."""
-        ...
 
 
 class Policy:
@@ -51,7 +34,7 @@ class Policy:
     def __init__(
         self,
         engine: Engine,
-        source: WeightSource,
+        source: BatchServer,
         health: Health,
         *,
         update_timeout_s: float,
@@ -67,7 +50,6 @@ class Policy:
         self._attest = attest
         self._applied: PublishedWeights | None = None
         self._applying = asyncio.Lock()
-        self._doubt = asyncio.Event()
         self._changed = asyncio.Event()
         self.live = 0
         """The version that every engine in service serves, or a later one."""
@@ -122,10 +104,9 @@ class Policy:
             return -1  # they disagree: all get the announced version
 
     async def run(self) -> None:
-        """Follow the announcements, and repair engines that lost their weights, until cancelled."""
+        """Follow the announcements, and tend the engines, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._engine.tend())
-            tasks.create_task(self._restore())
             while True:
                 await self._source.wait_weights(self._applied)
                 async with self._applying:
@@ -137,25 +118,11 @@ class Policy:
             while self.live < version:
                 await self._changed.wait()
 
-    def distrust(self) -> None:
-        """A rollout came from an older version than the live one: an engine has lost what it was given."""
-        if self._applied is not None:
-            self._doubt.set()
-
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[int]:
         """The live version, which stays live inside the block: newer weights wait. The caller bounds the time."""
         async with self._applying:
             yield self.live
-
-    async def _restore(self) -> None:
-        while True:
-            await self._doubt.wait()
-            async with self._applying:
-                logger.warning("an engine does not serve version {} any more: all get it again", self.live)
-                await self._apply_newest()
-            await asyncio.sleep(RESTORE_PAUSE_S)
-            self._doubt.clear()
 
     async def _apply_newest(self) -> None:
         """Retry until a version is live that is the newest announced at that time."""

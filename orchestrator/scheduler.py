@@ -52,7 +52,6 @@ class Scheduler:
         rule: AdmissionRule,
         collector: Collector,
         live_version: Callable[[], int],
-        on_stale: Callable[[], None],
         seed: int,
         health: Health,
         availability: Availability,
@@ -62,7 +61,6 @@ class Scheduler:
         self._rule = rule
         self._collector = collector
         self._live_version = live_version
-        self._on_stale = on_stale
         self._seed = seed
         self._health = health
         self._availability = availability
@@ -192,8 +190,6 @@ class Scheduler:
     async def _try(self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest) -> list[Rollout | Failure]:
         num_results = ticket.size if ticket.scores_jointly else 1
         results = accept(await self._call(adapter, request), num_results, ticket.version)
-        if any(isinstance(result, Failure) and result.reason is FailureReason.STALE for result in results):
-            self._on_stale()
         self._health.progress()
         return results
 

@@ -12,7 +12,7 @@ from transport.progress import PublishedWeights
 
 
 class Announcements:
-    """Implements `WeightSource`. Each version is the model plus a little noise."""
+    """What `Policy` reads of a `BatchServer`. Each version is the model plus a little noise."""
 
     def __init__(self, root: Path, run_id: str, model_path: Path, keep: int = 2) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ class Announcements:
         self._changed.set()
 
     async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
-        """See `WeightSource`."""
+        """See `BatchServer`."""
         while self.weights is None or self.weights == seen:
             self._changed.clear()
             await self._changed.wait()

@@ -249,23 +249,6 @@ def test_a_stopped_run_continues_with_the_same_batches(tmp_path: Path) -> None:
     assert ledger_of(tmp_path).balances
 
 
-async def test_a_run_survives_an_engine_that_comes_back_without_its_weights(tmp_path: Path) -> None:
-    engine = make_engine()
-    crashes = iter([3])
-
-    def restart_engine(request: RolloutRequest) -> Failure | None:
-        if engine.weights.version == 3 and next(crashes, None):
-            engine.weights = ServedWeights(version=0, digest="as loaded")
-        return None
-
-    config = make_config(tmp_path, max_steps=6, max_staleness=0)
-    trainer = await run_toy(config, engine, [ToyEnv(engine, fault=restart_engine)])
-    assert sorted(trainer.batches) == [1, 2, 3, 4, 5, 6]
-    result = ledger_of(tmp_path)
-    assert result.balances, result.problems
-    assert result.states["stale"] > 0
-
-
 async def test_engines_that_serve_another_run_are_refused(tmp_path: Path) -> None:
     engine = make_engine(weights=ServedWeights(version=3, digest="old"))
     with pytest.raises(BaseExceptionGroup) as caught:

@@ -17,7 +17,7 @@ from transport.progress import PublishedWeights
 
 
 class Announcements:
-    """Implements `WeightSource`."""
+    """What `Policy` reads of a `BatchServer`."""
 
     def __init__(self, weights: PublishedWeights | None = None) -> None:
         self.weights = weights
@@ -228,22 +228,3 @@ async def test_engines_are_tended_while_the_policy_runs() -> None:
 
     engine.tend = tend
     await follow(make_policy(engine, Announcements()), tended.is_set)
-
-
-async def test_an_engine_that_lost_its_weights_gets_them_again() -> None:
-    engine, source = FlakyEngine(), Announcements(published(3))
-    policy = make_policy(engine, source)
-    await start(policy)
-    engine.weights = ServedWeights(version=0, digest="as loaded")
-    policy.distrust()
-    await follow(policy, lambda: engine.weights.version == 3)
-    assert engine.asked == [3, 3]
-
-
-async def test_doubt_before_the_first_announcement_changes_nothing() -> None:
-    engine, source = FlakyEngine(), Announcements()
-    policy = make_policy(engine, source)
-    policy.distrust()
-    source.announce(1)
-    await follow(policy, lambda: policy.live == 1)
-    assert engine.asked == [1]

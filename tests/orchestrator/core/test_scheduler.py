@@ -61,7 +61,6 @@ class Bench:
     def __init__(self, folder: Path, adapter: EnvAdapter, *, max_in_flight: int = 12, group_size: int = 4) -> None:
         self.lineup = Lineup(batch_size=8, next_step=1, done=Done())
         self.live = 0
-        self.stale = asyncio.Event()
         self.availability = Availability()
         collector = Collector(
             self.lineup,
@@ -79,7 +78,6 @@ class Bench:
             AdmissionRule(8, group_size, max_staleness=2, max_in_flight=max_in_flight, max_steps=100),
             collector,
             lambda: self.live,
-            self.stale.set,
             seed=0,
             health=self.health,
             availability=self.availability,
@@ -220,10 +218,10 @@ async def test_a_failure_without_an_outage_stays_one(tmp_path: Path, log_lines: 
     assert any("engine_error: refused" in line for line in log_lines)
 
 
-async def test_a_stale_rollout_is_reported(tmp_path: Path) -> None:
+async def test_a_stale_rollout_fails_and_never_ships(tmp_path: Path, log_lines: list[str]) -> None:
     bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0)))
     bench.live = 1
-    await bench.run_until(bench.stale.is_set)
+    await bench.run_until(lambda: len([line for line in log_lines if "failed: stale: sampled by" in line]) >= 8)
     assert not bench.lineup.cuts
 
 
