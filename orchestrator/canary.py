@@ -19,9 +19,6 @@ from transport.generation import GenerateReply, GenerateRequest
 from transport.progress import PublishedWeights
 from transport.tensor import EncodedTensor
 
-MAX_REMEMBERED = 16
-"""Canaries of earlier versions that are kept, to say which of them an engine serves instead."""
-
 
 class CanaryCheck:
     """`check` is called when every engine in service says that it serves a version, before the version is live."""
@@ -31,20 +28,16 @@ class CanaryCheck:
         self._interval_steps = interval_steps
         self._tolerance = tolerance
         self._last_checked: int | None = None
-        self._remembered: dict[int, Floats] = {}
 
     async def check(self, weights: PublishedWeights) -> None:
         """Compare, if it is time. Raises `CanaryError` that says which engine served what."""
-        if weights.canary is None:
+        if weights.canary is None or not self._is_due(weights.version):
             return
-        expected: Floats = weights.canary.logprobs.numpy()
-        if self._is_due(weights.version):
-            answers = await self._answers(weights.version, weights.canary)
-            for url, found in answers.items():
-                self._compare(url, weights, expected, found)
-            if answers:  # who could not be compared now is asked again at the next version
-                self._last_checked = weights.version
-        self._remembered = dict([*self._remembered.items(), (weights.version, expected)][-MAX_REMEMBERED:])
+        answers = await self._answers(weights.version, weights.canary)
+        for url, found in answers.items():
+            self._compare(url, weights, weights.canary.logprobs.numpy(), found)
+        if answers:  # who could not be compared now is asked again at the next version
+            self._last_checked = weights.version
 
     def _is_due(self, version: int) -> bool:
         if not self._interval_steps:
@@ -74,17 +67,9 @@ class CanaryCheck:
         raise CanaryError(
             f"engine {url} says that it serves version {weights.version} ({weights.digest}), but does not compute with "
             f"it: its log probabilities of the canary are {_numbers(found)}, the trainer's are {_numbers(expected)}; "
-            f"the largest difference is {difference:.3g}, engines.canary_tolerance is {self._tolerance:g}"
-            f"{self._guess(found)}. Restart that engine; if all engines differ, look at their dtype"
+            f"the largest difference is {difference:.3g}, engines.canary_tolerance is {self._tolerance:g}. "
+            "Restart that engine; if all engines differ, look at their dtype"
         )
-
-    def _guess(self, found: Floats) -> str:
-        """Which earlier version it serves, if its answers are those of one."""
-        distances = {version: float(np.abs(found - old).max()) for version, old in self._remembered.items()}
-        closest = min(distances, key=lambda version: distances[version], default=None)
-        if closest is None or distances[closest] > self._tolerance:
-            return ""
-        return f". These are the answers of version {closest}"
 
 
 def canary_check(engine: Engine, config: EnginesConfig) -> CanaryCheck:

@@ -71,7 +71,7 @@ async def test_engine_that_answers_200_and_keeps_old_weights_is_found_and_named(
             await give(engine, check, 2)
     message = str(caught.value)
     assert f"engine {liar.url} says that it serves version 2 (digest-2)" in message
-    assert "These are the answers of version 1" in message
+    assert "of the canary are [-0.5312, -0.5625], the trainer's are [-0.7812, -0.8125]" in message
     assert honest.url not in message
 
 
