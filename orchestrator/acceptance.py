@@ -21,7 +21,7 @@ def _accept(result: Rollout | Failure, version: int) -> Rollout | Failure:
     if not math.isfinite(result.reward):
         return Failure(FailureReason.INVALID_REWARD, f"reward {result.reward} is not a finite number")
     if not result.num_sampled_tokens:
-        return Failure(FailureReason.INVALID_RESPONSE, "the rollout has no sampled token")
+        return Failure(FailureReason.ENV_ERROR, "it ended without a single sampled token: no model was called")
     oldest = oldest_version(result)
     if oldest is not None and oldest < version:
         return Failure(FailureReason.STALE, f"sampled by policy version {oldest}, but {version} was live at dispatch")

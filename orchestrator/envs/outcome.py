@@ -28,18 +28,13 @@ def scored(
     metrics: Mapping[str, float | None],
     duration_s: float,
     columns: Mapping[str, msgspec.Raw],
-) -> Rollout | Failure:
-    """The session as a rollout with this reward; a `Failure` if it cannot be trained on."""
-    if not math.isfinite(reward):
-        return Failure(FailureReason.INVALID_REWARD, f"the reward of {session.plan.trajectory_id} is {reward}")
-    branches = session.trajectory.branches()
-    if not branches:
-        return Failure(FailureReason.ENV_ERROR, f"{session.plan.trajectory_id} ended without a single model call")
+) -> Rollout:
+    """The session as a rollout with this reward. Whether it can be trained on is for `acceptance.py` to say."""
     return Rollout(
         env_name=request.example.env_name,
         example_id=request.example.example_id,
         reward=float(reward),
-        branches=branches,
+        branches=session.trajectory.branches(),
         temperature=request.temperature,
         is_truncated=session.is_truncated,
         metrics={name: float(value) for name, value in metrics.items() if value is not None and math.isfinite(value)},

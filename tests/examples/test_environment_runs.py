@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.acceptance import accept
 from orchestrator.config import EnvConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
@@ -122,7 +123,7 @@ async def test_flaky_rollouts_fail_alike_in_two_runs(model: Tokenizer) -> None:
     async def fates() -> list[str]:
         faults = {"raise_rate": 0.3, "nan_rate": 0.3}
         async with running(model, lambda prompt, seed: f"reply {seed}", id="flaky-text", args={"task": faults}) as env:
-            results = [(await env.run(request(env, index=index)))[0] for index in range(30)]
+            results = [accept(await env.run(request(env, index=index)), 1, version=0)[0] for index in range(30)]
         return [result.reason.value if isinstance(result, Failure) else str(result.reward) for result in results]
 
     first = await fates()

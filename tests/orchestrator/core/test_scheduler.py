@@ -250,7 +250,8 @@ def test_a_reward_that_is_no_number_is_a_failure(reward: float) -> None:
 def test_a_rollout_without_a_sampled_token_is_a_failure() -> None:
     (result,) = accept([make_rollout(length=0)], 1, version=0)
     assert isinstance(result, Failure)
-    assert result.reason is FailureReason.INVALID_RESPONSE
+    assert result.reason is FailureReason.ENV_ERROR
+    assert "no model was called" in result.message
 
 
 def test_failures_pass_as_they_are() -> None:

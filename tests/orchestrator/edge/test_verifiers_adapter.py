@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.acceptance import accept
 from orchestrator.config import EnvConfig
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.scripted import Latency, ScriptedEngine
@@ -139,7 +140,8 @@ async def test_environment_that_fails_is_data(
 ) -> None:
     config = EnvConfig(id="edge-single", driver=driver, args={"task": {"scoring": scoring}})
     async with running(config, saying(tokenizer, "0"), tokenizer) as adapter:
-        failed = the_failure(await adapter.run(request_for(adapter, timeout_s=0.6 if scoring == "hang" else 20)))
+        results = await adapter.run(request_for(adapter, timeout_s=0.6 if scoring == "hang" else 20))
+    failed = the_failure(accept(results, 1, version=0))
     assert failed.reason is reason
     assert message in failed.message
 
