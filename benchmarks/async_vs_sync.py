@@ -46,8 +46,6 @@ CASES = (
     ("wait", 1),
     ("wait", 2),
     ("wait", 4),
-    ("withhold", 1),
-    ("withhold", 2),
     ("drop", 1),
     ("drop", 2),
 )

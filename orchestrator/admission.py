@@ -20,9 +20,8 @@ and `b <= v + 1 + k` holds once version `b - 1 - k` is live, which the trainer m
 The same bound limits memory: rollouts that run, wait or lie untrained in complete batches stay below
 `(k + 1) * batch_size` plus less than a group per batch.
 
-That is `wait`; `withhold` admits by the same rule (`withhold_lineup.py`). Under `drop` a group is refused only if it
-would be too old even if it finished at once, `b > v + 1 + k`; what turns out too old is thrown away
-(`drop_lineup.py`), and `max_in_flight` bounds what runs.
+That is `wait`. Under `drop` a group is refused only if it would be too old even if it finished at once,
+`b > v + 1 + k`; what turns out too old is thrown away (`drop_lineup.py`), and `max_in_flight` bounds what runs.
 """
 
 import math

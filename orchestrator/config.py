@@ -207,10 +207,9 @@ class OrchestratorConfig(ServiceConfig):
     """Rollouts in one batch. Batches hold whole groups: one may be larger by less than a group."""
     max_staleness: int = Field(2, ge=0)
     """Largest staleness of a sample, in policy versions, when its batch is cut. 0 is synchronous."""
-    staleness_policy: Literal["wait", "drop", "withhold"] = "wait"
-    """How `max_staleness` is kept. `wait`: batches in dispatch order, the same whatever the timing; `withhold`: batches
-    of what is finished, held back where a group would become too old; `drop`: batches in the order groups finish, and
-    what comes too late is thrown away, which punishes long rollouts."""
+    staleness_policy: Literal["wait", "drop"] = "wait"
+    """How `max_staleness` is kept. `wait`: batches in dispatch order, the same whatever the timing; `drop`: batches in
+    the order groups finish, and what comes too late is thrown away, which punishes long rollouts."""
     max_in_flight: int = Field(512, gt=0)
     """Rollouts that run at the same time, at most."""
     concurrency: Literal["fixed", "adaptive"] = "fixed"

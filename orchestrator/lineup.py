@@ -5,7 +5,7 @@ So what a batch contains depends on the examples and their results alone, never 
 and restarted cuts the very same batches. A group that brings nothing (filtered, dropped) is passed over and the next
 ones move forward: that is the backfill, and it can only make a group ship earlier.
 
-`drop_lineup.py` and `withhold_lineup.py` take groups in the order they finish instead.
+`drop_lineup.py` takes groups in the order they finish instead.
 """
 
 from collections import defaultdict, deque

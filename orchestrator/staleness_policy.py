@@ -1,12 +1,9 @@
 """Which line a run has: what `staleness_policy` means for the order of groups (admission: `admission.py`)."""
 
-import math
-
 from orchestrator.config import OrchestratorConfig
 from orchestrator.drop_lineup import DropLineup
 from orchestrator.lineup import Finish, Lineup
 from orchestrator.positions import Done
-from orchestrator.withhold_lineup import WithholdLineup
 
 
 def make_lineup(config: OrchestratorConfig, next_step: int, done: Done, finish: Finish) -> Lineup:
@@ -16,12 +13,3 @@ def make_lineup(config: OrchestratorConfig, next_step: int, done: Done, finish: 
             return Lineup(config.batch_size, next_step, done, finish)
         case "drop":
             return DropLineup(config.batch_size, next_step, done, finish, max_staleness=config.max_staleness)
-        case "withhold":
-            return WithholdLineup(
-                config.batch_size,
-                next_step,
-                done,
-                finish,
-                max_staleness=config.max_staleness,
-                groups_per_batch=math.ceil(config.batch_size / config.largest_group),
-            )

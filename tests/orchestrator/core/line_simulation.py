@@ -19,7 +19,6 @@ from orchestrator.lineup import Cut, Lineup
 from orchestrator.positions import Done
 from orchestrator.rollout import Rollout
 from orchestrator.state import CutState, load_state, resume, save_state
-from orchestrator.withhold_lineup import WithholdLineup
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout, make_ticket
 
 MAX_KILLS = 12
@@ -35,11 +34,6 @@ def make_line(policy: str, rule: AdmissionRule, next_step: int, done: Done) -> L
     """As `staleness_policy.make_lineup` does."""
     if policy == "drop":
         return DropLineup(rule.batch_size, next_step, done, max_staleness=rule.max_staleness)
-    if policy == "withhold":
-        groups_per_batch = -(-rule.batch_size // rule.largest_group)
-        return WithholdLineup(
-            rule.batch_size, next_step, done, max_staleness=rule.max_staleness, groups_per_batch=groups_per_batch
-        )
     return Lineup(rule.batch_size, next_step, done)
 
 

@@ -53,6 +53,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"envs": [{"id": "toy", "advantage": {"type": "gae"}}]}, "'reinforce_pp'"),
     ({"max_error_rate": 1.5}, "max_error_rate"),
     ({"max_staleness": -1}, "max_staleness"),
+    ({"staleness_policy": "withhold"}, "staleness_policy\n.*'wait' or 'drop'.*'withhold'"),
     ({"batchsize": 3}, "batchsize"),
 ]
 

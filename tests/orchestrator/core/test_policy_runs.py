@@ -30,7 +30,7 @@ def check(trainer: FakeTrainer, folder: Path, max_steps: int, max_staleness: int
     return ledger.states
 
 
-@pytest.mark.parametrize("policy", ["wait", "drop", "withhold"])
+@pytest.mark.parametrize("policy", ["wait", "drop"])
 async def test_every_policy_trains_to_the_end_within_its_bound(tmp_path: Path, policy: str) -> None:
     engine = make_engine(latency=lambda request, _: 0.002 * ((request.seed or 0) % 16))
     config = make_config(tmp_path, max_steps=8, staleness_policy=policy, max_in_flight=48)
@@ -47,9 +47,8 @@ async def test_every_policy_trains_to_the_end_within_its_bound(tmp_path: Path, p
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("policy", ["drop", "withhold"])
-def test_a_killed_run_trains_no_rollout_twice(tmp_path: Path, policy: str) -> None:
-    config = make_config(tmp_path, max_steps=10, staleness_policy=policy, max_staleness=1)
+def test_a_killed_run_trains_no_rollout_twice(tmp_path: Path) -> None:
+    config = make_config(tmp_path, max_steps=10, staleness_policy="drop", max_staleness=1)
     arguments = ["tests.orchestrator.core.toy_service", "@", str(write_config(config, tmp_path))]
     draw = random.Random(3)
     with training(FakeTrainer(config.server.endpoint, commit_every=3)) as trainer:

@@ -1,4 +1,4 @@
-"""The three staleness policies: bound, progress, and kill -9 at any instant, on the real bookkeeping."""
+"""The staleness policies: bound, progress, and kill -9 at any instant, on the real bookkeeping."""
 
 import random
 import tempfile
@@ -17,12 +17,11 @@ from orchestrator.ledger_records import tally
 from orchestrator.lineup import Lineup
 from orchestrator.positions import Done
 from orchestrator.staleness_policy import make_lineup
-from orchestrator.withhold_lineup import WithholdLineup, fits
 from tests.orchestrator.core.builders import make_group, make_ticket
 from tests.orchestrator.core.line_simulation import LineSimulation
 from tests.orchestrator.core.toys import make_config
 
-POLICIES = ("wait", "drop", "withhold")
+POLICIES = ("wait", "drop")
 
 
 def simulate(policy: str, seed: int, folder: Path, *, kill_rate: float = 0.0, **limits: Any) -> LineSimulation:
@@ -118,30 +117,6 @@ def test_a_restarted_line_steps_over_what_is_done() -> None:
 DONE = Done(5, ((6, 7), (8, 10)))
 
 
-def test_withhold_steps_over_a_running_group_until_its_last_batch() -> None:
-    line = WithholdLineup(batch_size=2, next_step=1, done=Done(), max_staleness=1, groups_per_batch=1)
-    for seq in range(3):
-        line.dispatch(make_ticket(seq))  # of version 0: their last batch is 2
-    finished(line, 1)
-    assert not line.cuts, "groups 0 and 2 would both have to be in batch 2"
-    finished(line, 2, num_trainable=0)
-    assert [group.group.ticket.seq for group in line.cuts[0].trained] == [1]
-    line.dispatch(make_ticket(3, version=1))
-    finished(line, 3, version=1)
-    assert len(line.cuts) == 1, "batch 2 is the last for group 0"
-    finished(line, 0)
-    assert [[group.group.ticket.seq for group in cut.trained] for cut in line.cuts] == [[1], [0], [3]]
-    assert line.cuts[-1].done == Done(4)
-
-
-def test_what_fits_is_counted_in_rollouts_and_in_groups() -> None:
-    assert fits([(5, 8), (5, 8), (6, 8)], first_step=5, batch_size=16, groups_per_batch=2)
-    assert not fits([(5, 8), (5, 8), (5, 8)], first_step=5, batch_size=16, groups_per_batch=2)
-    assert fits([(5, 1)] * 16, first_step=5, batch_size=16, groups_per_batch=2)
-    assert fits([(5, 8), (5, 8)], first_step=5, batch_size=10, groups_per_batch=2), "two groups make a batch of 16"
-    assert not fits([(4, 1)], first_step=5, batch_size=10, groups_per_batch=2)
-
-
 def test_drop_admits_what_could_be_in_time_and_wait_what_must_be() -> None:
     limits = {"batch_size": 8, "largest_group": 4, "max_staleness": 1, "max_in_flight": 100, "max_steps": 10}
     outlook = Outlook(next_step=2, pending_rollouts=8, pending_groups=2, live_version=0, in_flight=8)
@@ -153,7 +128,7 @@ def test_drop_admits_what_could_be_in_time_and_wait_what_must_be() -> None:
     assert drop.needed_version(late) == 1
 
 
-@pytest.mark.parametrize(("policy", "line"), [("wait", Lineup), ("drop", DropLineup), ("withhold", WithholdLineup)])
+@pytest.mark.parametrize(("policy", "line"), [("wait", Lineup), ("drop", DropLineup)])
 def test_the_config_chooses_the_line(tmp_path: Path, policy: str, line: type[Lineup]) -> None:
     config = make_config(tmp_path, staleness_policy=policy)
     assert type(make_lineup(config, 1, Done(), tuple)) is line

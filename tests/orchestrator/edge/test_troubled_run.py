@@ -43,27 +43,20 @@ def copier(tokenizer: Tokenizer) -> ScriptedEngine:
     return ScriptedEngine(tokenizer.vocab_size, end, script=script)
 
 
-async def train(
-    folder: Path, tokenizer: Tokenizer, staleness_policy: str = "wait", **policy: object
-) -> tuple[OrchestratorConfig, FakeTrainer]:
+async def train(folder: Path, tokenizer: Tokenizer, **policy: object) -> tuple[OrchestratorConfig, FakeTrainer]:
     common = {"group_size": 6, "sampling": {"max_tokens": 16}, **policy}
     envs = [env | common for env in (RAISES, HANGS, JOINT)]
-    config = make_config(
-        folder, envs=envs, batch_size=24, max_steps=6, max_staleness=1, staleness_policy=staleness_policy
-    )
+    config = make_config(folder, envs=envs, batch_size=24, max_steps=6, max_staleness=1)
     engine = copier(tokenizer)
     adapters = [load_env(env, engine, tokenizer) for env in config.envs]
     return config, await run_toy(config, engine, adapters)
 
 
-@pytest.mark.parametrize(
-    ("staleness_policy", "policy"),
-    [("wait", {}), ("wait", {"failure_policy": "retry", "max_tries": 2}), ("withhold", {})],
-)
+@pytest.mark.parametrize("policy", [{}, {"failure_policy": "retry", "max_tries": 2}])
 async def test_trouble_in_environments_is_survived_counted_and_told(
-    tokenizer: Tokenizer, tmp_path: Path, staleness_policy: str, policy: dict[str, object]
+    tokenizer: Tokenizer, tmp_path: Path, policy: dict[str, object]
 ) -> None:
-    config, trainer = await train(tmp_path, tokenizer, staleness_policy, **policy)
+    config, trainer = await train(tmp_path, tokenizer, **policy)
     assert sorted(trainer.batches) == [1, 2, 3, 4, 5, 6]
     assert {sample.env_name for batch in trainer.batches.values() for sample in batch} == {"raises", "hangs", "joint"}
 
