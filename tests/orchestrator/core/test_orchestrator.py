@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 from orchestrator.envs.closing import close_adapter
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.errors import FailureRateError, NoSignalError, StateColumnError
+from orchestrator.errors import FailureRateError, StateColumnError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.ledger_records import Tally, tally
-from orchestrator.rollout import Failure, FailureReason, Rollout
+from orchestrator.rollout import Failure, FailureReason
 from runtime.errors import UserError, find_service_error
 from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
@@ -144,16 +143,6 @@ def fail_every_third(request: RolloutRequest) -> Failure | None:
     return Failure(FailureReason.ENV_ERROR, "on purpose") if request.seed % 3 == 0 else None
 
 
-async def test_failed_rollouts_are_scrapped_alone(tmp_path: Path) -> None:
-    engine = make_engine()
-    trainer = await run_toy(make_config(tmp_path), engine, [ToyEnv(engine, fault=fail_every_third)])
-    sizes = Counter(sample.group_id for samples in trainer.batches.values() for sample in samples)
-    assert set(sizes.values()) & {2, 3}, "no partial group shipped"
-    result = ledger_of(tmp_path)
-    assert result.balances, result.problems
-    assert result.states["failed:env_error"] > 0
-
-
 async def test_a_failure_drops_a_jointly_scored_group(tmp_path: Path) -> None:
     engine = make_engine()
     env = ToyEnv(engine, scores_jointly=True, fault=fail_every_third)
@@ -179,28 +168,6 @@ async def test_an_environment_that_always_raises_stops_the_run_with_its_name(tmp
     assert ledger_of(tmp_path).balances
 
 
-class OneMemberFails(ToyEnv):
-    """Scores its groups jointly; their member 2 never comes back."""
-
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
-        results = list(await super().run(request))
-        results[2] = Failure(FailureReason.ENV_ERROR, "seat 2 is empty")
-        return results
-
-
-async def test_a_member_that_costs_every_joint_group_stops_the_run_with_its_name(tmp_path: Path) -> None:
-    engine = make_engine()
-    with pytest.raises(BaseExceptionGroup) as caught:
-        await run_orchestrator(
-            make_config(tmp_path, error_window=12), engine, [OneMemberFails(engine, scores_jointly=True)]
-        )
-    error = find_service_error(caught.value)
-    assert isinstance(error, FailureRateError)
-    assert "env 'toy' were lost to failures: in each of them rollout #2 failed" in str(error)
-    assert "seat 2 is empty" in str(error)
-    assert ledger_of(tmp_path).balances
-
-
 async def test_a_mistake_that_only_a_rollout_shows_stops_the_run_as_a_users(tmp_path: Path) -> None:
     def ask_for_too_much(request: RolloutRequest) -> Failure | None:
         raise StateColumnError("env 'toy': its state has no column 'note'")
@@ -213,18 +180,6 @@ async def test_a_mistake_that_only_a_rollout_shows_stops_the_run_as_a_users(tmp_
     assert error.exit_code == ExitCode.USAGE
     assert ledger_of(tmp_path).balances
     assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
-
-
-async def test_constant_rewards_stop_the_run_with_advice(tmp_path: Path) -> None:
-    engine = make_engine()
-    config = make_config(tmp_path, max_zero_signal_groups=7)
-    with pytest.raises(BaseExceptionGroup) as caught:
-        await run_orchestrator(config, engine, [ToyEnv(engine, reward=lambda _: 1.0)])
-    error = find_service_error(caught.value)
-    assert isinstance(error, NoSignalError)
-    assert "last 7 groups" in str(error)
-    result = ledger_of(tmp_path)
-    assert result.balances, result.problems
 
 
 def test_a_stopped_run_continues_with_the_same_batches(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.ledger import LEDGER_NAME, read_ledger
@@ -15,7 +14,6 @@ from orchestrator.rollout import Int32s
 from orchestrator.tokenizer import Tokenizer
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.toys import make_config, run_toy
-from tests.support.fakes import FakeTrainer
 from transport.generation import GenerateRequest
 
 RAISES = {"id": "flaky-text", "name": "raises", "args": {"task": {"raise_rate": 0.3}}}
@@ -43,22 +41,24 @@ def copier(tokenizer: Tokenizer) -> ScriptedEngine:
     return ScriptedEngine(tokenizer.vocab_size, end, script=script)
 
 
-async def train(folder: Path, tokenizer: Tokenizer, **policy: object) -> tuple[OrchestratorConfig, FakeTrainer]:
-    common = {"group_size": 6, "sampling": {"max_tokens": 16}, **policy}
-    envs = [env | common for env in (RAISES, HANGS, JOINT)]
-    config = make_config(folder, envs=envs, batch_size=24, max_steps=6, max_staleness=1)
-    engine = copier(tokenizer)
-    adapters = [load_env(env, engine, tokenizer) for env in config.envs]
-    return config, await run_toy(config, engine, adapters)
-
-
 @pytest.mark.parametrize("policy", [{}, {"failure_policy": "retry", "max_tries": 2}])
 async def test_trouble_in_environments_is_survived_counted_and_told(
     tokenizer: Tokenizer, tmp_path: Path, policy: dict[str, object]
 ) -> None:
-    config, trainer = await train(tmp_path, tokenizer, **policy)
+    common = {"group_size": 6, "sampling": {"max_tokens": 16}, **policy}
+    envs = [env | common for env in (RAISES, HANGS, JOINT)]
+    config = make_config(tmp_path, envs=envs, batch_size=24, max_steps=6, max_staleness=1)
+    engine = copier(tokenizer)
+    trainer = await run_toy(config, engine, [load_env(env, engine, tokenizer) for env in config.envs])
     assert sorted(trainer.batches) == [1, 2, 3, 4, 5, 6]
-    assert {sample.env_name for batch in trainer.batches.values() for sample in batch} == {"raises", "hangs", "joint"}
+    samples = [sample for batch in trainer.batches.values() for sample in batch]
+    assert {sample.env_name for sample in samples} == {"raises", "hangs", "joint"}
+    groups: dict[str, set[str]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_id, set()).add(sample.trajectory_id)
+    sizes = {group_id: len(members) for group_id, members in groups.items()}
+    assert {size for group_id, size in sizes.items() if group_id.startswith("joint/")} == {6}
+    assert min(sizes.values()) < 6, "no partial group shipped"
 
     result = tally(read_ledger(config.run.path / "ledger" / LEDGER_NAME))
     assert result.balances, result.problems
@@ -74,13 +74,3 @@ async def test_trouble_in_environments_is_survived_counted_and_told(
     shares = [row["failures/raises/share"] for row in rows if "failures/raises/share" in row]
     assert 0.1 < float(np.mean([share or 0.0 for share in shares])) < 0.5
     assert all(f"reward/{env}/mean" in total for env in ("all", "raises", "hangs", "joint"))
-
-
-async def test_a_jointly_scored_group_is_whole_or_absent(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    _, trainer = await train(tmp_path, tokenizer)
-    groups: dict[str, set[str]] = {}
-    for batch in trainer.batches.values():
-        for sample in batch:
-            groups.setdefault(sample.group_id, set()).add(sample.trajectory_id)
-    assert {len(members) for group_id, members in groups.items() if group_id.startswith("joint/")} == {6}
-    assert min(len(members) for members in groups.values()) < 6, "no partial group shipped"
