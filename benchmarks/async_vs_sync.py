@@ -10,8 +10,7 @@ neither side is the bottleneck by itself, at 2 the trainer is. Batches travel th
 `speed_up` is steps per second over those of the synchronous run, counted from the end of the first step.
 `trainer_idle` is the share of that time that the trainer waited. `length_bias` is mean tokens trained over mean tokens
 that the engine was asked for, `waste` the share of these that was not trained: stale groups, groups without signal, and
-what the end of the run cut off. `reported_*` is what the orchestrator itself says of the run in its metrics, which know
-nothing of what was cut off at the end.
+what the end of the run cut off.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.loop_priority import prefer_event_loop
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health import Health
-from runtime.metrics import MetricLog, read_metrics
+from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
 from transport.generation import GenerateRequest
 from transport.server import BatchServer
@@ -119,14 +118,8 @@ async def run_once(max_staleness: int, steps: int, median_s: float, load: float 
                 await orchestrator.run(asyncio.Event())
                 said, _ = await trainer.communicate()
         metrics.close()
-        last = read_metrics(run_dir.metrics / "orchestrator.jsonl")[-1]
-    reported = {
-        "reported_length_bias": float(last["length_bias/all/run_ratio"] or 0),
-        "reported_waste": float(last["waste/all/run_share"] or 0),
-        "reported_stale": float(last["waste/all/run_stale_share"] or 0),
-    }
     case: Figures = {"load": load, "policy": policy, "max_staleness": max_staleness}
-    return case | _figures(json.loads(said), engine.generated) | reported
+    return case | _figures(json.loads(said), engine.generated)
 
 
 def _figures(trained: dict[str, float], generated: list[int]) -> dict[str, float]:

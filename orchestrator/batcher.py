@@ -73,7 +73,7 @@ class CutWriter:
         done: Done,
         state_path: Path,
         ledger: Ledger,
-        history: History,
+        history: History | None,
         rollout_log: RolloutLog,
     ) -> None:
         self.done = done
@@ -90,7 +90,8 @@ class CutWriter:
         batch = build(self._run_id, cut)
         self._rollout_log.write(cut)
         self._ledger.flush()
-        self._history.write(cut)
+        if self._history is not None:
+            self._history.write(cut)
         save_state(self._state_path, CutState.of(self._run_id, self._order, cut.step, self.done, cut.done))
         return batch
 

@@ -15,7 +15,9 @@ import numpy as np
 from orchestrator.filters import ScoredGroup
 from orchestrator.lineup import Cut
 from orchestrator.rollout import FailureReason, Rollout
-from orchestrator.selection import ALL, metrics_by_env, select
+from orchestrator.selection import select, selection_metrics
+
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,7 @@ def step_metrics(cut: Cut, times: StepTimes) -> dict[str, float]:
         for metric, column in columns.items():
             values |= _stats(metric, name, column)
     for name, groups in {ALL: cut.groups, **envs}.items():
-        values |= _losses(name, groups)
-    values |= metrics_by_env({name: select(groups) for name, groups in envs.items()})
+        values |= _losses(name, groups) | selection_metrics(name, select(groups))
     return values | _pipeline_metrics(cut, times, over_all["sampled_length"])
 
 

@@ -56,7 +56,6 @@ from orchestrator.policy import Policy
 from orchestrator.pulse import Pulse
 from orchestrator.rollout_log import RolloutLog
 from orchestrator.scheduler import EnvSlot, Scheduler
-from orchestrator.selection import run_metrics
 from orchestrator.staleness_policy import make_lineup
 from orchestrator.state import STATE_NAME, describe_order, load_state, resume
 from runtime.errors import PeerLostError, StorageError
@@ -138,9 +137,9 @@ class Orchestrator:
         self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, done)
         self._lineup = make_lineup(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
         rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
-        self._history = History(run_dir.state / HISTORY_NAME, next_step, self._curricula)
+        history = History(run_dir.state / HISTORY_NAME, next_step, self._curricula) if self._curricula.by_env else None
         self._writer = CutWriter(
-            config.run.name, order, done, run_dir.state / STATE_NAME, self._ledger, self._history, rollout_log
+            config.run.name, order, done, run_dir.state / STATE_NAME, self._ledger, history, rollout_log
         )
 
     def _make_scheduler(self, order: ExampleOrder) -> Scheduler:
@@ -324,7 +323,7 @@ class Orchestrator:
             in_flight=self._scheduler.in_flight,
             live_version=self._policy.live,
         )
-        values = await asyncio.to_thread(step_metrics, cut, times) | run_metrics(self._history.totals)
+        values = await asyncio.to_thread(step_metrics, cut, times)
         values |= {f"update/{phase}": seconds for phase, seconds in self._policy.update_times.items()}
         await asyncio.to_thread(self._metrics.log, cut.step, values)
         self._health.progress(step=cut.step, version=self._policy.live, in_flight=self._scheduler.in_flight)

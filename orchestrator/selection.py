@@ -1,4 +1,4 @@
-"""`Selection`: what was trained against what was generated, as sums that can be added over steps.
+"""`Selection`: what was trained against what was generated, as sums over groups.
 
 `waste` is the share of sampled tokens of **finished** rollouts that were not trained: groups without signal, groups
 that a failure dropped, stale groups. A rollout that failed or was cancelled never tells how many tokens it had; it is
@@ -8,16 +8,14 @@ that the end of the run cancels belong to no step: the ledger counts them.
 rollouts are trained less often than they occur.
 """
 
-from collections.abc import Iterable, Mapping
-
-import msgspec
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from orchestrator.filters import STALE, ScoredGroup
 
-ALL = "all"
 
-
-class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
     """Sums over rollouts; tokens are sampled ones."""
 
     num_started: int = 0
@@ -27,10 +25,6 @@ class Selection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     trained_tokens: int = 0
     stale_tokens: int = 0
     """Tokens of finished rollouts that were thrown away for their age."""
-
-    def __add__(self, other: "Selection") -> "Selection":
-        mine, its = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
-        return Selection(**{key: value + its[key] for key, value in mine.items()})
 
     @property
     def waste(self) -> float:
@@ -76,28 +70,14 @@ def select(groups: Iterable[ScoredGroup]) -> Selection:
     )
 
 
-def selection_metrics(name: str, selection: Selection, prefix: str = "") -> dict[str, float]:
-    """The shares under `waste/{name}/` and `length_bias/{name}/`; `prefix` tells apart what they are summed over."""
+def selection_metrics(name: str, selection: Selection) -> dict[str, float]:
+    """The shares under `waste/{name}/` and `length_bias/{name}/`."""
     values: dict[str, float] = {}
     if selection.num_started:
-        values[f"waste/{name}/{prefix}rollout_share"] = selection.rollout_waste
+        values[f"waste/{name}/rollout_share"] = selection.rollout_waste
     if selection.finished_tokens:
-        values[f"waste/{name}/{prefix}share"] = selection.waste
-        values[f"waste/{name}/{prefix}stale_share"] = selection.stale_waste
+        values[f"waste/{name}/share"] = selection.waste
+        values[f"waste/{name}/stale_share"] = selection.stale_waste
     if selection.num_trained:
-        values[f"length_bias/{name}/{prefix}ratio"] = selection.length_bias
+        values[f"length_bias/{name}/ratio"] = selection.length_bias
     return values
-
-
-def metrics_by_env(selections: Mapping[str, Selection], prefix: str = "") -> dict[str, float]:
-    """The shares of each environment, and over all."""
-    over_all = sum(selections.values(), start=Selection())
-    values: dict[str, float] = {}
-    for name, selection in {ALL: over_all, **selections}.items():
-        values |= selection_metrics(name, selection, prefix)
-    return values
-
-
-def run_metrics(totals: Mapping[str, Selection]) -> dict[str, float]:
-    """The same over the whole run, restarts included: `run_share`, `run_ratio`, and so on."""
-    return metrics_by_env(totals, prefix="run_")

@@ -2,7 +2,7 @@
 
 The outbox knows which batches are durable; this file says where the next one begins. A cut writes, in this order:
 
-    1. ledger   the fates of the batch's groups, fsynced; then a line of the history (`history.py`)
+    1. ledger   the fates of the batch's groups, fsynced; with a curriculum, a line of the history
     2. state    {step N, done before it: c, done with it: c'}
     3. outbox   batch N, by rename            <- the instant at which batch N exists
     4. announce

@@ -9,10 +9,8 @@ import pytest
 
 from orchestrator import batcher as batcher_module
 from orchestrator.batcher import Batcher, CutWriter, build, check_staleness
-from orchestrator.curriculum.curricula import Curricula
 from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
-from orchestrator.history import History
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
 from orchestrator.positions import Done
@@ -56,7 +54,7 @@ class Bench:
             Done(),
             folder / "state.json",
             self.ledger,
-            History(folder / "history", 1, Curricula()),
+            None,
             RolloutLog(None),
         )
         self.batcher = Batcher(

@@ -1,6 +1,7 @@
-"""The history of a run, and the shares that are made of it."""
+"""The history of a run with a curriculum, and the shares of what was trained."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from orchestrator.filters import ScoredGroup
 from orchestrator.history import History
 from orchestrator.lineup import Cut
 from orchestrator.positions import Done
-from orchestrator.selection import Selection, run_metrics, select, selection_metrics
+from orchestrator.selection import Selection, select, selection_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
+from tests.orchestrator.core.test_curriculum import make_curriculum, scored
 
 
 def group(seq: int, length: int, filtered: str | None = None, *, failed: bool = False) -> ScoredGroup:
@@ -49,49 +51,58 @@ def test_nothing_is_said_of_what_did_not_happen() -> None:
     assert "length_bias/all/ratio" not in selection_metrics("all", select([GROUPS[1]]))
 
 
-def test_the_run_is_the_sum_of_its_steps_and_environments() -> None:
-    values = run_metrics({"copy": select(GROUPS[:2]), "race": select(GROUPS[2:])})
-    assert values["waste/all/run_share"] == pytest.approx(80 / 140)
-    assert values["waste/copy/run_stale_share"] == pytest.approx(60 / 80)
-    assert values["length_bias/race/run_ratio"] == pytest.approx(40 / (60 / 3))
+def curricula() -> Curricula:
+    return Curricula({"toy": make_curriculum(refresh_groups=1)})
 
 
 def cut(step: int) -> Cut:
-    return Cut(step, GROUPS, Done(step))
+    return Cut(step, (scored(step - 1, [0.0, 1.0]),), Done(step))
+
+
+def write(path: Path, *steps: int) -> None:
+    """As a run does: each group is seen before its batch is cut."""
+    known = curricula()
+    history = History(path, next_step=1, curricula=known)
+    for step in steps:
+        for group in cut(step).groups:
+            known.saw(group)
+        history.write(cut(step))
 
 
 def test_a_restart_forgets_the_batch_that_did_not_become_durable(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    killed = History(path, next_step=1, curricula=Curricula())
-    for step in (1, 2, 3):
-        killed.write(cut(step))
-    restarted = History(path, next_step=3, curricula=Curricula())
-    assert restarted.totals == {"copy": select(GROUPS) + select(GROUPS)}
+    write(path, 1, 2, 3)
+    lines = path.read_bytes().splitlines()
+    known = curricula()
+    restarted = History(path, next_step=3, curricula=known)
+    assert known.by_env["toy"].is_ready(3), "a draw that needs the outcomes of batches 1 and 2"
+    assert not known.by_env["toy"].is_ready(4), "a draw that needs that of batch 3"
     restarted.write(Cut(3, (), Done(3)))
-    assert len(path.read_bytes().splitlines()) == 3
-    assert History(path, next_step=4, curricula=Curricula()).totals == restarted.totals
+    assert path.read_bytes().splitlines() == [*lines[:2], b'{"step":3}']
+    History(path, next_step=4, curricula=curricula())
 
 
-def test_a_batch_that_is_written_again_counts_once(tmp_path: Path) -> None:
+def test_a_batch_that_is_written_again_has_one_line(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    history = History(path, next_step=1, curricula=Curricula())
-    for step in (1, 2, 2):
-        history.write(cut(step))
-    assert (
-        history.totals
-        == History(path, next_step=3, curricula=Curricula()).totals
-        == {"copy": select(GROUPS) + select(GROUPS)}
-    )
+    write(path, 1, 2, 2)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    History(path, next_step=3, curricula=curricula())
 
 
 def test_a_torn_line_is_cut_off_and_nonsense_is_named(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    History(path, next_step=1, curricula=Curricula()).write(cut(1))
+    write(path, 1)
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"step":2,"sel')
-    torn = History(path, next_step=2, curricula=Curricula())
+    path.write_bytes(whole + b'{"step":2,"les')
+    torn = History(path, next_step=2, curricula=curricula())
     torn.write(Cut(2, (), Done(2)))
     assert path.read_bytes() == whole + b'{"step":2}\n'
     path.write_text("nonsense\n")
     with pytest.raises(StateMismatchError, match=r"cannot read the history .*history.jsonl"):
-        History(path, next_step=2, curricula=Curricula())
+        History(path, next_step=2, curricula=curricula())
+
+
+def test_the_sums_of_an_earlier_version_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"step":1,"selections":{"toy":{"num_started":8}},"lessons":{}}\n')
+    History(path, next_step=2, curricula=curricula())

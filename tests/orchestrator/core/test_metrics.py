@@ -106,6 +106,7 @@ def test_losses_are_counted_by_reason() -> None:
 def test_waste_and_length_bias_compare_trained_with_generated() -> None:
     values = step_metrics(CUT, TIMES)
     assert values["waste/copy/share"] == pytest.approx(20 / 24)
+    assert values["waste/all/share"] == pytest.approx(20 / 32)
     assert values["length_bias/copy/ratio"] == pytest.approx(2 / 6)
     assert values["length_bias/race/ratio"] == pytest.approx(1.0)
 

@@ -73,8 +73,8 @@ class Run:
         self.outbox = Outbox(folder / "outbox", "run")
         self.done = resume_from(load_state(self.state_path), self.outbox.next_step, run_id="run", order=ORDER)
         self.ledger = Ledger(folder / LEDGER_NAME, self.done)
-        self.history = History(folder / HISTORY_NAME, self.outbox.next_step, Curricula())
-        self.writer = CutWriter("run", ORDER, self.done, self.state_path, self.ledger, self.history, RolloutLog(None))
+        history = History(folder / HISTORY_NAME, self.outbox.next_step, Curricula())
+        self.writer = CutWriter("run", ORDER, self.done, self.state_path, self.ledger, history, RolloutLog(None))
 
     @property
     def cursor(self) -> int:
