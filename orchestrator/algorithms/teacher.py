@@ -5,28 +5,21 @@ that schedules never waits for a teacher.
 """
 
 import asyncio
-import time
 
 import aiohttp
 import msgspec
 import numpy as np
-from tenacity import AsyncRetrying
 
 from orchestrator.algorithms.config import TeacherConfig
-from orchestrator.engines.http_client import EngineClient, EngineHealth, new_session
+from orchestrator.engines.http_client import EngineClient, new_session
 from orchestrator.engines.protocol import EngineError, InvalidResponse
-from orchestrator.engines.retry import TemporaryError, retrying
+from orchestrator.engines.retry import TemporaryError, retrying, when_ready
 from orchestrator.engines.validation import LOGPROB_SLACK, check_reply
 from orchestrator.rollout import Floats, Int32s
 from runtime.errors import PeerLostError, UserError
 from transport.errors import CodecError
 from transport.generation import GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
 from transport.tensor import EncodedTensor
-
-HEALTH_POLL_S = 0.2
-
-_encoder = msgspec.msgpack.Encoder()
-_score_decoder = msgspec.msgpack.Decoder(ScoreReply)
 
 
 class Teacher:
@@ -50,7 +43,10 @@ class Teacher:
             return
         self._session = new_session()
         self._connected = EngineClient(self._session, self._config.url.rstrip("/"), None)
-        health = await self._wait_healthy()
+        try:
+            health = await when_ready(self._connected.health, self._config.start_timeout_s, str(self))
+        except EngineError as error:
+            raise PeerLostError(str(error)) from error
         if self._config.model not in (None, health.model):
             raise UserError(f"{self} serves model {health.model!r}, not {self._config.model!r}")
         if health.vocab_size < self._vocab_size:
@@ -70,16 +66,17 @@ class Teacher:
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """See `Generator`. The reply names no version: no policy of ours sampled it."""
-        reply: GenerateReply = await self._retrying(self._client.sample, request, self._config.request_timeout_s)
+        timeout_s, retry = self._config.request_timeout_s, retrying(self._config.max_retries)
+        reply: GenerateReply = await retry(self._client.sample, request, timeout_s)
         return msgspec.structs.replace(check_reply(request, reply, self._vocab_size), versions=())
 
     async def score(self, request_id: str, token_ids: Int32s, temperature: float) -> Floats:
         """float32[T]: log probabilities of the tokens at `temperature`, 0 at position 0. Raises `EngineError`."""
         request = ScoreRequest(request_id=request_id, token_ids=EncodedTensor.of(token_ids), temperature=temperature)
+        timeout_s, retry = self._config.request_timeout_s, retrying(self._config.max_retries)
         async with self._slots:
-            body, timeout_s = _encoder.encode(request), self._config.request_timeout_s
-            payload: bytes = await self._retrying(self._client.score, body, timeout_s)
-        return checked_scores(request, _decode(request_id, payload))
+            reply: ScoreReply = await retry(self._client.score, request, timeout_s)
+        return checked_scores(request, reply)
 
     async def close(self) -> None:
         """Release connections. Idempotent."""
@@ -92,21 +89,6 @@ class Teacher:
         if self._connected is None:
             raise EngineError(f"{self} is closed or was not started")
         return self._connected
-
-    @property
-    def _retrying(self) -> AsyncRetrying:
-        return retrying(self._config.max_retries)
-
-    async def _wait_healthy(self) -> EngineHealth:
-        deadline = time.monotonic() + self._config.start_timeout_s
-        while True:
-            try:
-                return await self._client.health()
-            except EngineError as error:
-                if time.monotonic() + HEALTH_POLL_S > deadline:
-                    timeout_s = self._config.start_timeout_s
-                    raise PeerLostError(f"{self} is not healthy after {timeout_s:g} s: {error}") from error
-            await asyncio.sleep(HEALTH_POLL_S)
 
 
 def checked_scores(request: ScoreRequest, reply: ScoreReply) -> Floats:
@@ -126,10 +108,3 @@ def checked_scores(request: ScoreRequest, reply: ScoreReply) -> Floats:
     if not np.isfinite(logprobs).all() or logprobs.max() > LOGPROB_SLACK:
         raise InvalidResponse(f"{what} are not finite numbers <= 0")
     return logprobs
-
-
-def _decode(request_id: str, payload: bytes) -> ScoreReply:
-    try:
-        return _score_decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidResponse(f"the teacher's reply to {request_id} does not decode: {error}") from error

@@ -1,15 +1,19 @@
 """One HTTP exchange with an engine: a body, or an error that says whether another try may help."""
 
 from collections.abc import AsyncIterator, Mapping
+from typing import TypeVar
 
 import aiohttp
+import msgspec
 
-from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.engines.retry import TemporaryError, parse_retry_after
 
 MAX_ERROR_CHARS = 500
 NOT_IMPLEMENTED = 501
 """The one answer above 500 that will not change."""
+
+_T = TypeVar("_T")
 
 
 async def exchange(
@@ -36,3 +40,11 @@ async def exchange(
         retry_after_s = parse_retry_after(response.headers.get("Retry-After"))
         raise TemporaryError(message, retry_after_s, is_busy=response.status == 429)
     raise EngineError(message)
+
+
+def decoded(decoder: "msgspec.json.Decoder[_T] | msgspec.msgpack.Decoder[_T]", payload: bytes, what: str) -> _T:
+    """What `payload` says. Raises `InvalidResponse` that names `what` if it is something else than was agreed."""
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidResponse(f"{what} does not decode: {error}") from error

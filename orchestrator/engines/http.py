@@ -7,7 +7,6 @@ back: health, the same vocabulary, and the weights, given and read back.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
@@ -22,11 +21,10 @@ from orchestrator.engines.load import EngineLoad, total_load
 from orchestrator.engines.pool import EnginePool
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.replica import Replica, ReplicaClient, Target, slowest
-from orchestrator.engines.retry import TemporaryError, retrying
+from orchestrator.engines.retry import TemporaryError, retrying, when_ready
 from orchestrator.engines.validation import check_reply
 from transport.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
 
-HEALTH_POLL_S = 0.2
 Connect = Callable[[aiohttp.ClientSession, str], ReplicaClient]
 
 
@@ -147,14 +145,9 @@ class HttpEngine:
         """Whom to wait for at start-up. Names that have no address yet are waited for, too."""
         if not self._config.resolve_dns:
             return [url.rstrip("/") for url in self._config.urls]
-        deadline = time.monotonic() + self._config.start_timeout_s
-        while True:
-            try:
-                return await expand(self._config.urls, self._resolve)
-            except EngineError:
-                if time.monotonic() + HEALTH_POLL_S > deadline:
-                    raise
-            await asyncio.sleep(HEALTH_POLL_S)
+        return await when_ready(
+            lambda: expand(self._config.urls, self._resolve), self._config.start_timeout_s, "the name of an engine"
+        )
 
     async def _follow_names(self) -> None:
         """Let the pool follow the names, until cancelled. A resolver that fails changes nothing."""
@@ -196,17 +189,8 @@ class HttpEngine:
 
     async def _wait_healthy(self, replica: Replica) -> None:
         """Poll the health endpoint until it says `ok`; `EngineError` with the last problem at the deadline."""
-        deadline = time.monotonic() + self._config.start_timeout_s
-        while True:
-            try:
-                replica.vocab_size = (await replica.client.health()).vocab_size
-                return
-            except EngineError as error:
-                if time.monotonic() + HEALTH_POLL_S > deadline:
-                    raise EngineError(
-                        f"engine {replica.url} is not healthy after {self._config.start_timeout_s:g} s: {error}"
-                    ) from error
-            await asyncio.sleep(HEALTH_POLL_S)
+        health = await when_ready(replica.client.health, self._config.start_timeout_s, f"engine {replica.url}")
+        replica.vocab_size = health.vocab_size
 
     def _expel_laggards(self, asked: Sequence[Replica], errors: "dict[Replica, EngineError]") -> None:
         """Whoever does not answer is ill; so is whoever fails again and again what another one did."""

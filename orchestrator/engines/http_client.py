@@ -1,14 +1,13 @@
 """`EngineClient`: the HTTP contract of one engine (docs/contracts.md). Calls have deadlines; none is retried here."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from orchestrator.engines.exchange import exchange
+from orchestrator.engines.exchange import decoded, exchange
 from orchestrator.engines.load import EngineLoad
-from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.uploads import Uploads
 from transport.generation import (
     GENERATE_PATH,
@@ -19,15 +18,18 @@ from transport.generation import (
     ApplyWeights,
     GenerateReply,
     GenerateRequest,
+    ScoreReply,
+    ScoreRequest,
     ServedWeights,
 )
 
 HEALTH_TIMEOUT_S = 3.0
 KEEPALIVE_S = 60.0
 
-_T = TypeVar("_T")
 _MSGPACK_HEADERS = {"Content-Type": MSGPACK}
+_encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(GenerateReply)
+_score_decoder = msgspec.msgpack.Decoder(ScoreReply)
 _served_decoder = msgspec.json.Decoder(ServedWeights)
 _applied_decoder = msgspec.json.Decoder(AppliedWeights)
 
@@ -68,34 +70,32 @@ class EngineClient:
         authorization = {"Authorization": f"Bearer {admin_token}"} if admin_token else {}
         self._admin_headers = {**authorization, "Content-Type": "application/json"}
 
-    async def score(self, body: bytes, timeout_s: float) -> bytes:
-        """The encoded reply to an encoded `ScoreRequest`."""
-        return await self._exchange("POST", SCORE_PATH, timeout_s, body, _MSGPACK_HEADERS)
+    async def score(self, request: ScoreRequest, timeout_s: float) -> ScoreReply:
+        """The engine's reply, as it is. `InvalidResponse` if it does not decode."""
+        body = _encoder.encode(request)
+        payload = await self._exchange("POST", SCORE_PATH, timeout_s, body, _MSGPACK_HEADERS)
+        return decoded(_score_decoder, payload, f"the reply to {request.request_id}")
 
     async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
         """See `ReplicaClient`."""
         body = self._uploads.body(request)
         payload = await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
-        try:
-            return _reply_decoder.decode(payload)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise InvalidResponse(f"reply to {request.request_id} does not decode: {error}") from error
+        return decoded(_reply_decoder, payload, f"the reply to {request.request_id}")
 
     async def apply_weights(self, order: ApplyWeights, digest: str, timeout_s: float) -> AppliedWeights:
         """See `ReplicaClient`. The engine computes the digest itself."""
         payload = await self._admin("POST", timeout_s, msgspec.json.encode(order))
-        return self._decode(_applied_decoder, payload, self.url + WEIGHTS_PATH)
+        return decoded(_applied_decoder, payload, f"the answer of {self.url}{WEIGHTS_PATH}")
 
     async def served_weights(self, timeout_s: float) -> ServedWeights:
         """What the engine says it serves."""
         payload = await self._admin("GET", min(timeout_s, HEALTH_TIMEOUT_S))
-        return self._decode(_served_decoder, payload, self.url + WEIGHTS_PATH)
+        return decoded(_served_decoder, payload, f"the answer of {self.url}{WEIGHTS_PATH}")
 
     async def health(self) -> EngineHealth:
         """Raises `EngineError`, with what the engine says, while it is not ready."""
-        health = self._decode(
-            _health_decoder, await self._exchange("GET", "/health", HEALTH_TIMEOUT_S), self.url + "/health"
-        )
+        payload = await self._exchange("GET", "/health", HEALTH_TIMEOUT_S)
+        health = decoded(_health_decoder, payload, f"the answer of {self.url}/health")
         if health.status != "ok":
             raise EngineError(f"the status of {self.url} is {health.status!r}")
         return health
@@ -112,9 +112,3 @@ class EngineClient:
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         return await exchange(self._session, method, self.url + path, timeout_s, body, headers)
-
-    def _decode(self, decoder: "msgspec.json.Decoder[_T]", payload: bytes, url: str) -> _T:
-        try:
-            return decoder.decode(payload)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise EngineError(f"{url} answered something else than the contract says: {error}") from error

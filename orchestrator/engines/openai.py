@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
-from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -12,15 +10,12 @@ import msgspec
 from orchestrator.chat_template import ChatTemplateError
 from orchestrator.engines.chat_model import ChatAsk, ChatReply
 from orchestrator.engines.config import OpenAIConfig
-from orchestrator.engines.exchange import exchange
+from orchestrator.engines.exchange import decoded, exchange
 from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, new_session
 from orchestrator.engines.protocol import EngineError, InvalidResponse
-from orchestrator.engines.retry import retrying
+from orchestrator.engines.retry import retrying, when_ready
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
-
-POLL_S = 0.2
-_T = TypeVar("_T")
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -136,17 +131,11 @@ class OpenAIModel:
             self._in_flight[url] -= 1
 
     async def _wait_models(self, url: str) -> list[str]:
-        deadline = time.monotonic() + self._start_timeout_s
-        while True:
-            try:
-                payload = await exchange(
-                    self._opened(), "GET", f"{url}/models", HEALTH_TIMEOUT_S, headers=self._headers
-                )
-                return [model.id for model in _decode(_models_decoder, payload, f"{url}/models").data]
-            except EngineError as error:
-                if time.monotonic() + POLL_S > deadline:
-                    raise EngineError(f"{url} is not ready after {self._start_timeout_s:g} s: {error}") from error
-            await asyncio.sleep(POLL_S)
+        async def ask() -> _Models:
+            answer = await exchange(self._opened(), "GET", f"{url}/models", HEALTH_TIMEOUT_S, headers=self._headers)
+            return decoded(_models_decoder, answer, f"the answer of {url}/models")
+
+        return [model.id for model in (await when_ready(ask, self._start_timeout_s, url)).data]
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -170,7 +159,7 @@ def _authorization(variable: str | None) -> dict[str, str]:
 
 
 def _reply(ask: ChatAsk, payload: bytes) -> ChatReply:
-    completion = _decode(_completion_decoder, payload, f"the reply to {ask.request_id}")
+    completion = decoded(_completion_decoder, payload, f"the reply to {ask.request_id}")
     if len(completion.choices) != 1:
         raise InvalidResponse(f"the reply to {ask.request_id} has {len(completion.choices)} choices, not 1")
     choice, usage = completion.choices[0], completion.usage or _Usage()
@@ -182,10 +171,3 @@ def _reply(ask: ChatAsk, payload: bytes) -> ChatReply:
         # A server that does not count: words, and at least the end of the turn.
         num_sampled_tokens=usage.completion_tokens or len(text.split()) + 1,
     )
-
-
-def _decode(decoder: "msgspec.json.Decoder[_T]", payload: bytes, what: str) -> _T:
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidResponse(f"{what} is not what OpenAI's API says: {error}") from error

@@ -1,15 +1,27 @@
 """When a request is tried again, and after how long."""
 
 import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_fixed,
+    wait_random_exponential,
+)
 
 from orchestrator.engines.protocol import EngineError
 
-FIRST_WAIT_S = 0.1
+FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 10.0
-MAX_DOUBLINGS = 16
-"""Of the first wait: more than it takes to the longest one, and few enough for a float."""
+POLL_S = 0.2
+
+_T = TypeVar("_T")
+_backoff = wait_random_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S)
 
 
 class TemporaryError(EngineError):
@@ -28,9 +40,23 @@ def retrying(max_retries: int) -> AsyncRetrying:
     return AsyncRetrying(
         stop=stop_after_attempt(max_retries + 1),
         retry=retry_if_exception_type(TemporaryError),
-        wait=_wait_s,
+        wait=wait_s,
         reraise=True,
     )
+
+
+async def when_ready(act: Callable[[], Awaitable[_T]], timeout_s: float, what: str) -> _T:
+    """What `act` returns, once it raises no `EngineError` any more; at the deadline an `EngineError` with the last."""
+    polling = AsyncRetrying(
+        stop=stop_before_delay(timeout_s),
+        retry=retry_if_exception_type(EngineError),
+        wait=wait_fixed(POLL_S),
+        reraise=True,
+    )
+    try:
+        return await polling(act)
+    except EngineError as error:
+        raise EngineError(f"{what} is not ready after {timeout_s:g} s: {error}") from error
 
 
 def parse_retry_after(value: str | None) -> float | None:
@@ -42,17 +68,10 @@ def parse_retry_after(value: str | None) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-def backoff_s(attempt: int, retry_after_s: float | None, jitter: float) -> float:
-    """Seconds before try `attempt + 1`. `jitter` in [0, 1) spreads clients that failed together.
-
-    Never less than the engine asked for, up to `LONGEST_WAIT_S`.
-    """
-    if retry_after_s is not None:
-        return min(retry_after_s + FIRST_WAIT_S * jitter, LONGEST_WAIT_S)
-    return min(FIRST_WAIT_S * 2.0 ** min(attempt - 1, MAX_DOUBLINGS), LONGEST_WAIT_S) * (0.5 + jitter)
-
-
-def _wait_s(state: RetryCallState) -> float:
+def wait_s(state: RetryCallState) -> float:
+    """Seconds before the next try, with jitter: clients that failed together are spread. Never less than the engine
+    asked for, up to `LONGEST_WAIT_S`."""
     error = state.outcome.exception() if state.outcome is not None else None
-    retry_after_s = error.retry_after_s if isinstance(error, TemporaryError) else None
-    return backoff_s(state.attempt_number, retry_after_s, random.random())
+    if isinstance(error, TemporaryError) and error.retry_after_s is not None:
+        return min(error.retry_after_s + random.uniform(0, FIRST_WAIT_S), LONGEST_WAIT_S)
+    return _backoff(state)

@@ -12,20 +12,18 @@ Without a pause an update waits for the requests in flight, so that every reply 
 """
 
 from pathlib import Path
-from typing import TypeVar
 
 import aiohttp
 import msgspec
 import numpy as np
 
-from orchestrator.engines.exchange import exchange
+from orchestrator.engines.exchange import decoded, exchange
 from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, EngineHealth
-from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.engines.protocol import EngineError
 from transport.generation import ApplyWeights, FinishReason, GenerateReply, GenerateRequest, ServedWeights
 from transport.sample import VersionSpan
 from transport.tensor import EncodedTensor
 
-_T = TypeVar("_T")
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
@@ -76,7 +74,7 @@ class SglangClient:
         if request.mm_kwargs:
             raise EngineError(f"{self.url}: pictures are not supported with engines.backend = 'sglang'")
         payload = await self._exchange("POST", "/generate", timeout_s, _generate_body(request))
-        return _reply(request, _decode(_generated_decoder, payload, f"{self.url}/generate").meta_info)
+        return _reply(request, decoded(_generated_decoder, payload, f"the answer of {self.url}/generate").meta_info)
 
     async def apply_weights(self, order: ApplyWeights, digest: str, timeout_s: float) -> ServedWeights:
         """See `ReplicaClient`. The server must see the same file system."""
@@ -88,7 +86,7 @@ class SglangClient:
             "flush_cache": True,
         }
         payload = await self._exchange("POST", "/update_weights_from_disk", timeout_s, body)
-        answer = _decode(_updated_decoder, payload, f"{self.url}/update_weights_from_disk")
+        answer = decoded(_updated_decoder, payload, f"the answer of {self.url}/update_weights_from_disk")
         if not answer.success:
             raise EngineError(f"{self.url} refused version {order.version}: {answer.message}")
         return await self.served_weights(timeout_s)
@@ -105,7 +103,7 @@ class SglangClient:
 
     async def _info(self, timeout_s: float) -> _ModelInfo:
         payload = await self._exchange("GET", "/get_model_info", timeout_s)
-        return _decode(_info_decoder, payload, f"{self.url}/get_model_info")
+        return decoded(_info_decoder, payload, f"the answer of {self.url}/get_model_info")
 
     async def _exchange(self, method: str, path: str, timeout_s: float, body: object = None) -> bytes:
         encoded = None if body is None else msgspec.json.encode(body)
@@ -154,10 +152,3 @@ def _parse_label(label: str) -> ServedWeights:
     if len(parts) == 3 and parts[0] == "tandem" and parts[1].isdecimal():
         return ServedWeights(version=int(parts[1]), digest=parts[2])
     return ServedWeights(version=0, digest=label)
-
-
-def _decode(decoder: "msgspec.json.Decoder[_T]", payload: bytes, url: str) -> _T:
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidResponse(f"{url} answered something else than SGLang's API says: {error}") from error

@@ -70,4 +70,4 @@ def test_imitation_makes_the_teachers_words_likelier(tmp_path: Path, copy_model:
 def test_a_run_without_its_teacher_ends_with_its_url(tmp_path: Path, copy_model: Path) -> None:
     run = run_rl(tmp_path, copy_model, "@", overlay(tmp_path, "http://127.0.0.1:9", "opd"), "--max-steps", "1")
     assert run.exit_code == 76, run.output
-    assert "teacher 'big' at http://127.0.0.1:9 is not healthy" in run.output
+    assert "teacher 'big' at http://127.0.0.1:9 is not ready" in run.output

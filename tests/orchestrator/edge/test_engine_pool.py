@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tenacity import RetryCallState
 
 from orchestrator.engines.availability import Availability
 from orchestrator.engines.circuit import FIRST_REST_S, MAX_FAILURES, Circuit
@@ -12,7 +13,14 @@ from orchestrator.engines.http_client import EngineClient, new_session
 from orchestrator.engines.pool import EnginePool
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.replica import Replica, least_loaded
-from orchestrator.engines.retry import LONGEST_WAIT_S, backoff_s, parse_retry_after
+from orchestrator.engines.retry import (
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    TemporaryError,
+    parse_retry_after,
+    retrying,
+    wait_s,
+)
 from tests.support.waiting import until_async
 
 
@@ -130,17 +138,26 @@ def test_retry_after_header(header: str | None, seconds: float | None) -> None:
     assert parse_retry_after(header) == seconds
 
 
-@given(attempt=st.integers(1, 40), retry_after=st.none() | st.floats(0, 1e6), jitter=st.floats(0, 0.999))
-def test_backoff_is_bounded_and_honours_retry_after(attempt: int, retry_after: float | None, jitter: float) -> None:
-    seconds = backoff_s(attempt, retry_after, jitter)
-    assert 0 <= seconds <= 1.5 * LONGEST_WAIT_S
+def backoff_s(attempt: int, retry_after: float | None = None) -> float:
+    """The pause after try `attempt`, to which the engine answered with this `Retry-After`."""
+    state = RetryCallState(retrying(0), None, (), {})
+    state.attempt_number = attempt
+    state.set_exception((TemporaryError, TemporaryError("busy", retry_after), None))
+    return wait_s(state)
+
+
+@given(attempt=st.integers(1, 40), retry_after=st.none() | st.floats(0, 1e6))
+def test_backoff_is_bounded_and_honours_retry_after(attempt: int, retry_after: float | None) -> None:
+    seconds = backoff_s(attempt, retry_after)
+    assert 0 <= seconds <= LONGEST_WAIT_S
     if retry_after is not None:
         assert seconds >= min(retry_after, LONGEST_WAIT_S)
 
 
 def test_backoff_grows_and_is_jittered() -> None:
-    assert backoff_s(3, None, 0.0) > backoff_s(1, None, 0.0)
-    assert backoff_s(1, None, 0.9) > backoff_s(1, None, 0.1)
+    first, fifth = ([backoff_s(attempt) for _ in range(100)] for attempt in (1, 5))
+    assert max(first) <= FIRST_WAIT_S < max(fifth)
+    assert len({*first}) > 1
 
 
 async def test_engine_that_is_dropped_while_it_is_made_ready_brings_nothing_back() -> None:
@@ -168,4 +185,4 @@ async def test_thousands_of_requests_may_fail_with_their_engine() -> None:
     for _ in range(5000):
         pool.failed(replica, "connection reset")
     assert replica.circuit.is_open
-    assert backoff_s(5000, None, 0.5) == LONGEST_WAIT_S
+    assert backoff_s(5000) <= LONGEST_WAIT_S

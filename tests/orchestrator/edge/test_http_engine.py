@@ -192,7 +192,7 @@ async def test_start_gives_up_at_the_deadline_and_names_the_engine() -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     engine = HttpEngine(EnginesConfig(urls=(url,), start_timeout_s=0.5))
-    with pytest.raises(EngineError, match=rf"engine {url} is not healthy after 0.5 s: .*did not answer"):
+    with pytest.raises(EngineError, match=rf"engine {url} is not ready after 0.5 s: .*did not answer"):
         await engine.start()
     await engine.close()
 

@@ -57,7 +57,7 @@ async def test_a_teacher_that_is_not_there_is_named_with_its_url_at_start_up() -
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(PeerLostError, match=f"teacher 'big' at {url} is not healthy after 0.5 s"):
+    with pytest.raises(PeerLostError, match=f"teacher 'big' at {url} is not ready after 0.5 s"):
         async with taught(EngineServer(url=url)):
             pass
 
