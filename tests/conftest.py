@@ -1,7 +1,11 @@
 """Shared by all tests: their order, and what is made once for all of them. `tests.support` has the helpers."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.docs.workspace import train
+from tests.integration.circle import make_copy_model
 from tests.once import Once
 
 pytest_plugins = ("tests.support.logs", "tests.support.nursery", "tests.support.process")
@@ -19,3 +23,15 @@ def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Once:
     """`once(name, make)`: a folder that `make(folder)` filled, the same for all processes of the session."""
     own = tmp_path_factory.getbasetemp()
     return Once((own if worker_id == "master" else own.parent) / "once")
+
+
+@pytest.fixture(scope="session")
+def copy_model(once: Once) -> Path:
+    """A model that copies five letters rightly about one time in five."""
+    return once("copy-text", make_copy_model)
+
+
+@pytest.fixture(scope="session")
+def first_run(once: Once, copy_model: Path) -> Path:
+    """A folder like a checkout in which the first run of the quick start was made."""
+    return once("first-run", lambda folder: train(folder, copy_model))

@@ -9,19 +9,10 @@ import pytest
 from runtime.errors import UserError
 from tests.docs.execution import MENTIONS, execute, split
 from tests.docs.pages import ROOT, Text, commands
-from tests.docs.workspace import FIRST_RUN, borrow, environment, example_modules, lay_out, train
+from tests.docs.workspace import FIRST_RUN, borrow, environment, example_modules, lay_out
 
 pytestmark = pytest.mark.integration
 COMMANDS = [command for command in commands() if command.text not in MENTIONS]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the first run of the quick start was made, for two steps."""
-    folder = tmp_path_factory.mktemp("checkout")
-    lay_out(folder)
-    train(folder)
-    return folder
 
 
 @pytest.fixture
@@ -35,10 +26,10 @@ def no_example_modules_left() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 @pytest.mark.usefixtures("no_example_modules_left")
 def test_documented_command_works(
-    command: Text, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Text, first_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_out(tmp_path)
-    borrow(tmp_path, trained, command)
+    borrow(tmp_path, first_run, command)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", environment(tmp_path)["XDG_CACHE_HOME"])
     monkeypatch.syspath_prepend(tmp_path)

@@ -10,8 +10,10 @@ from tests.docs.pages import ROOT, Text, blocks
 
 RUN = Path("runs") / "copy-text"
 FIRST_RUN = "rl @ configs/copy_text/rl.toml"
-"""The command of the quick start that really runs, for a few steps."""
-STEPS = ("--max-steps", "2", "--trainer.checkpoint.interval-steps", "1")
+"""The command of the quick start that really runs."""
+NUM_STEPS = 50
+SHORTER = ("--max-steps", str(NUM_STEPS), "--trainer-ranks", "2")
+OUTPUT = "output"
 _OWN = {"runs", "models"}
 _MODULE = re.compile(r"^# (\w+\.py)\n")
 
@@ -37,9 +39,12 @@ def example_modules() -> list[tuple[str, str]]:
     return [(match[1], block.text) for block in blocks("python") if (match := _MODULE.match(block.text))]
 
 
-def train(folder: Path) -> None:
-    """The first run of the quick start, shortened; makes its model, too."""
-    command = [str(Path(sys.executable).parent / "rl"), *FIRST_RUN.split()[1:], *STEPS]
+def train(folder: Path, model: Path) -> None:
+    """The first run of the quick start in `folder`, shortened, with two FSDP ranks. It finds `model` in its place."""
+    lay_out(folder)
+    (folder / "models").mkdir()
+    (folder / "models" / RUN.name).symlink_to(model)
+    command = [str(Path(sys.executable).parent / "rl"), *FIRST_RUN.split()[1:], *SHORTER]
     done = subprocess.run(
         command,
         cwd=folder,
@@ -50,6 +55,7 @@ def train(folder: Path) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stdout
+    (folder / OUTPUT).write_text(done.stdout)
 
 
 def borrow(folder: Path, trained: Path, command: Text) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.deploy.test_observability import OF_A_STEP, used_metrics
+from tests.docs.workspace import NUM_STEPS, OUTPUT, RUN
 from tests.integration.circle import ROOT, Finished, environment, run_rl
 from viewer.answers import answer
 from viewer.run import Run
@@ -21,21 +22,19 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, copy_model: Path) -> Finished:
-    """50 steps with two FSDP ranks and the embedded engine."""
-    folder = tmp_path_factory.mktemp("runs")
-    return run_rl(folder, copy_model, "--max-steps", "50", "--trainer-ranks", "2")
+def trained(first_run: Path) -> Finished:
+    """The run that the documentation shows, too: two FSDP ranks and the embedded engine."""
+    return Finished(first_run / RUN, 0, (first_run / OUTPUT).read_text())
 
 
 def test_two_ranks_and_the_embedded_engine_make_reward_rise(trained: Finished) -> None:
-    assert trained.exit_code == 0, trained.output
     rewards = trained.column("orchestrator", "reward/all/mean")
-    assert len(rewards) == 50
+    assert len(rewards) == NUM_STEPS
     assert statistics.mean(rewards[-5:]) >= statistics.mean(rewards[:5]) + 0.25
 
 
 def test_every_step_is_trained_once_and_none_is_too_stale(trained: Finished) -> None:
-    assert trained.column("trainer", "step") == list(range(1, 51))
+    assert trained.column("trainer", "step") == list(range(1, NUM_STEPS + 1))
     assert max(trained.column("orchestrator", "staleness/all/max")) <= 2
 
 
@@ -74,7 +73,7 @@ def test_final_checkpoint_exports_to_a_model_with_the_published_weights(trained:
     subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=120)
     exported = AutoModelForCausalLM.from_pretrained(out)
     published = AutoModelForCausalLM.from_pretrained(out)
-    shards = sorted((trained.path / "weights" / "v00000050").glob("*.safetensors"))
+    shards = sorted((trained.path / "weights" / f"v{NUM_STEPS:08d}").glob("*.safetensors"))
     weights = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     missing, unexpected = published.load_state_dict(weights, strict=False)
     assert unexpected == []

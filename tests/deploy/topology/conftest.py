@@ -1,18 +1,10 @@
-"""A tiny model, and the machines."""
+"""The machines of a test."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.deploy.topology.network import Node, network, why_not
-from tests.integration.circle import make_copy_model
-from tests.once import Once
-
-
-@pytest.fixture(scope="session")
-def copy_model(once: Once) -> Path:
-    return once("copy-text", make_copy_model)
 
 
 @pytest.fixture
