@@ -1,21 +1,18 @@
-"""A real server of either engine, started by the command a user types, and a model that both can serve.
+"""A real server of either engine, and a model that both can serve.
 
 `TANDEM_TEST_ENGINE=vllm` (as `make test-vllm` sets it) runs the contract suite against vLLM; the default is `torch`.
 """
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from tests.support import models
+from tests.support.process import Service
 
 ENGINE = os.environ.get("TANDEM_TEST_ENGINE", "torch")
 MAX_MODEL_LEN = 256
@@ -39,55 +36,42 @@ def save_model(folder: Path, model: PreTrainedModel) -> Path:
     return folder
 
 
-class Server:
-    """`inference --engine ENGINE`, with its run directory in `folder`."""
+class Server(Service):
+    """`inference --engine ENGINE`, with its run directory below `folder`. The embedded engine starts warm, or `cold`."""
 
-    def __init__(self, folder: Path, model: Path, *args: str, token: bool = True, engine: str = ENGINE) -> None:
-        self.run_dir = folder / "runs" / "default"
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *args: str,
+        token: bool = True,
+        engine: str = ENGINE,
+        cold: bool = False,
+    ) -> None:
         self.token_file = folder / "admin.token"
         size = (f"--{engine}.max-model-len", str(MAX_MODEL_LEN), f"--{engine}.max-batch-size", str(MAX_BATCH_SIZE))
         secret = ("--admin-token-file", str(self.token_file)) if token else ()
-        command = ("--engine", engine, "--model.path", str(model), "--server.port", "0", *size, *secret, *args)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "inference", *command],
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = ("inference", "--engine", engine, "--model.path", str(model), "--server.port", "0", *size, *secret)
+        warm = engine == "torch" and not cold
+        super().__init__("inference", folder / "runs" / "default", *words, *args, cwd=folder, warm=warm)
 
     @property
     def url(self) -> str:
         """Base URL, once the server has announced itself."""
-        path = self.run_dir / "services" / "inference.json"
-        deadline = time.monotonic() + START_S
-        while not path.exists():
-            assert self.process.poll() is None, f"the server ended: {self.process.communicate()[1]}"
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.05)
-        url: str = json.loads(path.read_bytes())["addresses"]["http"]
-        return url
+        self.until(lambda: "inference" in self.run_dir.read_services(), START_S)
+        return self.run_dir.read_services()["inference"].addresses["http"]
 
     @property
     def admin(self) -> dict[str, str]:
         """Headers of an authorised request."""
         return {"Authorization": f"Bearer {self.token_file.read_text()}"}
 
-    def terminate(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal and wait; exit code and stderr."""
-        self.process.send_signal(number)
-        errors = self.process.communicate(timeout=90)[1]
-        return self.process.returncode, errors
-
 
 @contextmanager
-def running_server(folder: Path, model: Path, *args: str, token: bool = True, engine: str = ENGINE) -> Iterator[Server]:
+def running_server(folder: Path, model: Path, *args: str, **options: Any) -> Iterator[Server]:
     """A server that does not outlive the block."""
-    server = Server(folder, model, *args, token=token, engine=engine)
+    server = Server(folder, model, *args, **options)
     try:
         yield server
     finally:
-        if server.process.poll() is None:
-            server.terminate()
-        if server.process.stderr is not None:
-            server.process.stderr.close()
+        server.stop()

@@ -38,11 +38,6 @@ class ServerProcess(Server):
         until(lambda: json.loads(self.request("/health")[1])["waiting"] == 1, 30)
         return answers
 
-    def wait(self) -> tuple[int, str]:
-        """Exit code and stderr of the ended process."""
-        errors = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, errors
-
 
 @contextmanager
 def server_process(folder: Path, model: Path, *args: str) -> Iterator[ServerProcess]:
@@ -51,6 +46,4 @@ def server_process(folder: Path, model: Path, *args: str) -> Iterator[ServerProc
     try:
         yield server
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.communicate(timeout=30)
+        server.kill()

@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, models: dict[int, PreTrainedModel]) -> Iterator[Server]:
     """One server for all tests of this file: vLLM takes 20 s to start."""
-    with running_server(folder, save_model(folder / "model", models[0])) as server:
+    with running_server(folder, save_model(folder / "model", models[0]), cold=True) as server:
         yield server
 
 

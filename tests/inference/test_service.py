@@ -41,11 +41,11 @@ def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: 
         torch.testing.assert_close(torch.tensor(reply.logprobs.numpy()), expected, atol=1e-5, rtol=0)
         answers = server.hold_request(body(250))
         server.request(RESUME_PATH, b"")
-        code, errors = server.terminate()
-    assert (code, "Traceback" in errors) == (0, False)
+        code = server.stop()
+    assert (code, "Traceback" in server.output) == (0, False)
     assert answers.get(timeout=30)[0] == 200
-    assert not (server.run_dir / "services" / "inference.json").exists()
-    [row] = [json.loads(line) for line in (server.run_dir / "metrics" / "inference.jsonl").read_text().splitlines()]
+    assert not (server.run_dir.services / "inference.json").exists()
+    [row] = [json.loads(line) for line in (server.run_dir.metrics / "inference.jsonl").read_text().splitlines()]
     assert row["step"] == 1
 
 
@@ -53,8 +53,7 @@ def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: 
 def test_request_that_outlasts_the_grace_is_told_so(tmp_path: Path, model_dir: Path) -> None:
     with server_process(tmp_path, model_dir, "--server.grace-s", "0.2") as server:
         answers = server.hold_request(body())
-        code, _ = server.terminate()
-    assert code == 0
+        assert server.stop() == 0
     status, reason = answers.get(timeout=30)
     assert status == 503
     assert b"stopping" in reason
@@ -69,24 +68,22 @@ def test_second_server_on_the_port_or_run_is_refused_in_one_line(tmp_path: Path,
             server_process(tmp_path / "other", model_dir, "--server.port", port) as same_port,
             server_process(tmp_path, model_dir) as same_run,
         ):
-            port_code, port_errors = same_port.wait()
-            run_code, run_errors = same_run.wait()
+            codes = same_port.wait(), same_run.wait()
         assert server.request("/health")[0] == 200
-    assert (port_code, run_code) == (2, 2)
-    assert port_errors.splitlines() == [
+    assert codes == (2, 2)
+    assert same_port.output.splitlines() == [
         f"inference: cannot bind 127.0.0.1:{port}: Address already in use; set --server.port"
     ]
-    assert len(run_errors.splitlines()) == 1
-    assert f"pid {server.process.pid}" in run_errors
+    assert len(same_run.output.splitlines()) == 1
+    assert f"pid {server.pid}" in same_run.output
 
 
 @pytest.mark.integration
 def test_model_that_cannot_be_served_is_one_line_and_exit_code_2(tmp_path: Path, model_dir: Path) -> None:
     with server_process(tmp_path, model_dir, "--torch.max-model-len", "4096") as server:
-        code, errors = server.wait()
-    assert code == 2
-    assert "above the 512 positions" in errors
-    assert "Traceback" not in errors
+        assert server.wait() == 2
+    assert "above the 512 positions" in server.output
+    assert "Traceback" not in server.output
 
 
 async def test_death_of_the_engine_ends_the_service_with_the_reason(engine: TorchEngine) -> None:

@@ -101,7 +101,7 @@ async def test_adapters_that_nobody_uses_leave(
 ) -> None:
     for version in (7, 8, 9):
         assert (await apply(http, server, manifests[version], version))[0] == 200
-    kept = sorted(path.name[:9] for path in server.run_dir.glob("adapters/*"))
+    kept = sorted(path.name[:9] for path in server.run_dir.path.glob("adapters/*"))
     assert kept == ["v00000008", "v00000009"]
 
 

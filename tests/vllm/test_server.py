@@ -42,7 +42,7 @@ def health_of(server: Server) -> "dict[str, object] | None":
 
 def children(server: Server, word: str) -> "list[psutil.Process]":
     """Processes below the server that have `word` in their name or command line."""
-    found = psutil.Process(server.process.pid).children(recursive=True)
+    found = psutil.Process(server.pid).children(recursive=True)
     return [child for child in found if word in " ".join([child.name(), *child.cmdline()])]
 
 
@@ -90,8 +90,7 @@ async def test_abort_gives_requests_up_and_killed_engine_comes_back_with_version
         assert report is not None
         assert (report["version"], report["digest"]) == (0, model_digest(make_model(0)))
         assert len(children(server, "EngineCore")) == 1
-        code, errors = server.terminate()
-    assert code == 0, errors
+        assert server.stop() == 0, server.output
     assert not psutil.pid_exists(first)
 
 
@@ -104,8 +103,7 @@ def test_admin_routes_are_off_without_a_token_and_dev_routes_do_not_exist(tmp_pa
             caught.value.close()
             assert caught.value.code == status, path
         vllm = [child.pid for child in children(server, "vllm")]
-        server.process.kill()  # the guardian ends what a killed service leaves behind
-        server.process.wait(30)
+        server.stop(signal.SIGKILL, 30)  # the guardian ends what a killed service leaves behind
         until(lambda: not any(psutil.pid_exists(pid) for pid in vllm), within_s=60)
 
 

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -43,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def still_serves(server: ServerProcess) -> Iterator[None]:
     """After every test: the same process answers a proper request."""
     yield
-    assert server.process.poll() is None
+    assert server.poll() is None
     ids = EncodedTensor.of(np.array([5, 6, 7], dtype=np.int32))
     assert server.request(GENERATE_PATH, encode(GenerateRequest(request_id="r", token_ids=ids, max_tokens=2)))[0] == 200
 
@@ -101,7 +100,7 @@ def test_garbage_is_400_with_a_reason(server: ServerProcess, path: str, body: by
 
 
 def test_giant_body_is_413_and_is_not_kept(server: ServerProcess) -> None:
-    process = psutil.Process(server.process.pid)
+    process = psutil.Process(server.pid)
     before = process.memory_info().rss
     with closing(connect(server)) as connection:
         connection.putrequest("POST", GENERATE_PATH)
@@ -160,7 +159,7 @@ def test_bad_http_is_one_line_in_the_log_and_no_traceback(server: ServerProcess)
         with socket.create_connection((str(address.hostname), int(address.port or 0)), 10) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nBad Header\r\n\r\n")
             connection.recv(4096)
-    log = (server.run_dir / "logs" / "inference.log").read_text()
+    log = (server.run_dir.logs / "inference.log").read_text()
     assert log.count("bad HTTP from 127.0.0.1") == 1
     assert "Traceback" not in log
 
@@ -255,6 +254,6 @@ def test_no_generate_request_is_an_internal_error(server: ServerProcess, fields:
 
 def test_server_kept_the_token_out_of_its_log(server: ServerProcess) -> None:
     token = server.token_file.read_text()
-    files = [path for path in Path(server.run_dir).rglob("*") if path.is_file() and path.parent.name != "secrets"]
+    files = [path for path in server.run_dir.path.rglob("*") if path.is_file() and path.parent.name != "secrets"]
     assert any(path.name == "inference.log" for path in files)
     assert [path for path in files if token.encode() in path.read_bytes()] == []

@@ -108,7 +108,7 @@ def test_engine_frozen_in_mid_transfer_holds_up_nobody_and_gets_the_newest_later
     engine: Server, model_folder: Path
 ) -> None:
     before = served(engine)
-    store = FreezingStore(engine.process.pid)
+    store = FreezingStore(engine.pid)
     answers: list[tuple[int, dict[str, object]]] = []
     with WeightRanks(1, stores=[store]) as ranks:
         location = ranks.put(weights_of(model_folder, 11), 11)
@@ -123,7 +123,7 @@ def test_engine_frozen_in_mid_transfer_holds_up_nobody_and_gets_the_newest_later
             other = fetch_weights(parse_location(location)[1], "default", 14, settings, threading.Event())
             assert other.manifest.version == 14, "another engine is served meanwhile"
         finally:
-            os.kill(engine.process.pid, signal.SIGCONT)
+            engine.send(signal.SIGCONT)
             asking.join(TIMEOUT_S)
         assert [status for status, _ in answers] == [409], answers
         assert served(engine) == before
