@@ -37,7 +37,7 @@ def save_model(folder: Path, model: PreTrainedModel) -> Path:
 
 
 class Server(Service):
-    """`inference --engine ENGINE`, with its run directory below `folder`. The embedded engine starts warm, or `cold`."""
+    """`inference --engine ENGINE`, with its run directory in `folder`. The embedded engine starts warm, or `cold`."""
 
     def __init__(
         self,

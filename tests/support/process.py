@@ -1,6 +1,8 @@
 """Processes of a test: cold (`python -m ...`) or warm (see `nursery.py`). None outlives its block or its test."""
 
+import random
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -165,6 +167,30 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
             return stack.enter_context(process(file, *words, **options))
 
         yield begin
+
+
+@pytest.fixture
+def start_ranks(start: Callable[..., Process]) -> Callable[..., list[Process]]:
+    """`start_ranks(2, *arguments)`: warm trainers with the variables of torchrun, and exit codes of their own."""
+
+    def begin(num_ranks: int, *arguments: str) -> list[Process]:
+        group = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+        return [start("trainer", *arguments, warm=True, **group, **rank) for rank in ranks]
+
+    return begin
+
+
+def free_port() -> int:
+    """A port that nobody listens on and that the kernel hands to no client: a restarted server finds it free."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @contextmanager

@@ -4,10 +4,10 @@ The orchestrator has the scripted engine and the `copy-text` environment over tw
 right; the trainer has a tiny model on the CPU and a checkpoint every third step.
 """
 
-import random
-import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from tests.support.process import free_port
 
 CONNECT_TIMEOUT_S = 60.0
 """An orchestrator that is killed over and over is away for long on a busy machine."""
@@ -42,7 +42,7 @@ class FixedRun:
     model: Path
     max_steps: int = 24
     checkpoint_steps: int = 3
-    port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=free_port)
     """Where the orchestrator binds. Runs that follow each other may share it."""
     trainer_port: int = 0
     """Where the trainer finds the orchestrator, if not at `port`: a proxy."""
@@ -87,15 +87,3 @@ class FixedRun:
     def _both(self) -> list[str]:
         run = ["--run.dir", str(self.folder), "--run.name", self.name, "--max-steps", str(self.max_steps)]
         return [*run, "--model.path", str(self.model), "--health.port", "0", "--no-metrics.tensorboard"]
-
-
-def free_port() -> int:
-    """A port that nobody listens on and that the kernel hands to no client: a restarted server finds it free."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

@@ -54,11 +54,14 @@ def test_orchestrator_stops(tmp_path: Path, sign: Sign, latency_s: float, number
 
 
 @pytest.mark.parametrize(
-    "sign", [imports_torch, waits_for("the orchestrator to answer")], ids=["importing", "connecting"]
+    ("sign", "warm"),
+    [(imports_torch, False), (waits_for("the orchestrator to answer"), True)],
+    ids=["importing", "connecting"],
 )
-def test_trainer_stops(tmp_path: Path, model: Path, sign: Sign) -> None:
+def test_trainer_stops(tmp_path: Path, model: Path, sign: Sign, warm: bool) -> None:
     config = toy_config(tmp_path)
-    with service("trainer", config.run.path, "trainer", *trainer_flags(config, model, port=1)) as trainer:
+    words = ("trainer", *trainer_flags(config, model, port=1))
+    with service("trainer", config.run.path, *words, warm=warm) as trainer:
         assert_stops(trainer, sign)
 
 

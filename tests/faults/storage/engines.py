@@ -5,8 +5,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.faults.exactly_once.fixed_run import free_port
-from tests.support.process import Process
+from tests.support.process import Process, free_port
 
 
 class EngineProcess:

@@ -102,7 +102,7 @@ async def test_an_outage_that_lasts_ends_in_a_stall_that_names_the_engine(
     fixed_run: FixedRun, services: Services, tmp_path: Path
 ) -> None:
     run = fixed_run.below(tmp_path / "runs")
-    arguments = [*run.orchestrator(), "--stall-timeout-s", "10", "--max-zero-signal-groups", "1000000"]
+    arguments = [*run.orchestrator(), "--stall-timeout-s", "5", "--max-zero-signal-groups", "1000000"]
     async with serving(EngineServer()) as server:
         config = ORCHESTRATOR.replace('backend = "scripted"', f'urls = ["{server.url}"]')
         (run.folder / "orchestrator.toml").write_text(config)

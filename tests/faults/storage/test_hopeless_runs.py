@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.exit_codes import ExitCode
-from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun, free_port
+from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.services import TIMEOUT_S, Services
 from tests.faults.storage.whole_files import valid_checkpoints
 from tests.support.process import Process
@@ -37,12 +37,12 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def two_ranks(model_path: Path, recording: Path, tmp_path: Path, start: Callable[..., Process]) -> list[Process]:
-    """Two trainer processes, as torchrun would start them, but with exit codes of their own."""
+def two_ranks(
+    model_path: Path, recording: Path, tmp_path: Path, start_ranks: Callable[..., list[Process]]
+) -> list[Process]:
     flags = ("--checkpoint.interval-steps", "1", "--max-non-finite-steps", str(MAX_IN_A_ROW), "--weights.keep", "9")
     command = arguments(model_path, tmp_path, RUN_ID, "--replay", str(recording), *flags)
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return [start("trainer", *command, warm=True, RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(2)]
+    return start_ranks(2, *command)
 
 
 def test_no_rank_steps_on_a_batch_that_is_not_finite_and_three_in_a_row_end_the_run(

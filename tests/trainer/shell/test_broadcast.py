@@ -110,7 +110,7 @@ def test_engine_listens_where_the_trainer_can_reach_it() -> None:
 
 def test_engine_that_stops_in_the_middle_ends_its_group_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "CHUNK_BYTES", 1000)
-    broadcaster = Broadcaster("127.0.0.1", None, CPU, timeout_s=10.0)
+    broadcaster = Broadcaster("127.0.0.1", None, CPU, timeout_s=4.0)
     chunks = iter(join_broadcast(broadcaster.open(memoryview(DATA)), len(DATA), DEADLINE_S, device=CPU))
     assert next(chunks).tobytes() == bytes(DATA[:1000])
     until(lambda: idle(broadcaster), DEADLINE_S)  # the engine is there, and takes no more
@@ -135,7 +135,7 @@ def trainer() -> Iterator[tuple["subprocess.Popen[str]", BroadcastGroup]]:
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
 def test_trainer_that_dies_or_freezes_in_the_middle_is_an_error_in_time(ending: signal.Signals) -> None:
     with trainer() as (process, group):
-        chunks = iter(join_broadcast(group, 100_000, 10.0, device=CPU))
+        chunks = iter(join_broadcast(group, 100_000, 4.0, device=CPU))
         assert next(chunks).nbytes == 1000
         process.send_signal(ending)
         with pytest.raises(WeightsError, match=r"the broadcast from 127\.0\.0\.1"):

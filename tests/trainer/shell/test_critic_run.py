@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.support.process import Process
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID, make_sample
-from tests.trainer.shell.runs import arguments, replay, torchrun, weight_bytes, weights_of
+from tests.trainer.shell.runs import arguments, replay, weight_bytes, weights_of
 from trainer.cli import run
 from trainer.errors import CriticMismatch
 from trainer.export import newest_checkpoint
@@ -99,12 +99,18 @@ def test_fake_data_suits_a_critic(model_path: Path, tmp_path: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("trunk", ["shared"], indirect=True)
 def test_two_ranks_train_and_resume_as_one_does(
-    trunk: str, straight: Path, model_path: Path, rewarded: Path, tmp_path: Path, start: Callable[..., Process]
+    trunk: str,
+    straight: Path,
+    model_path: Path,
+    rewarded: Path,
+    tmp_path: Path,
+    start_ranks: Callable[..., list[Process]],
 ) -> None:
     flags = arguments(
         model_path, tmp_path, "ranks", "--replay", str(rewarded), *PPO, "--critic.trunk", trunk, "--max-steps"
     )
-    start(*torchrun(2, "-m", "trainer", *flags, "2")).finish(within_s=240)
+    for rank in start_ranks(2, *flags, "2"):
+        rank.finish(within_s=240)
     assert run([*flags, str(NUM_STEPS)]) == 0  # resumed by one process
     weights, expected = weights_of(tmp_path / "ranks", NUM_STEPS), weights_of(straight, NUM_STEPS)
     assert moved(expected, weights) < 0.1 * moved(expected, load_file(model_path / "model.safetensors"))
