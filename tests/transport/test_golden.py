@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.golden import schema_1, schema_2
+from tests.golden import schema_2
 from transport.answers import answer_hello
 from transport.batch import decode_batch
 from transport.batch_file import BatchFile
@@ -17,7 +17,8 @@ from transport.manifest import SCHEMA_VERSION
 from transport.messages import ClientMessage, Hello, Refusal, ServerMessage
 from transport.outbox import Outbox
 
-OLD_HELLO = (schema_1.FOLDER / "hello.msgpack").read_bytes()
+SCHEMA_1 = Path(schema_2.__file__).parent / "schema_1"
+"""A greeting and a batch file of version 1, whose types are gone."""
 MESSAGES = schema_2.messages()
 
 
@@ -69,7 +70,7 @@ def test_every_optional_field_of_a_sample_is_in_the_golden_batch() -> None:
 
 
 def test_greeting_of_version_1_is_refused_by_name(tmp_path: Path) -> None:
-    hello = decode_client_message(OLD_HELLO)
+    hello = decode_client_message((SCHEMA_1 / "hello.msgpack").read_bytes())
     assert isinstance(hello, Hello)
     reply = answer_hello(Outbox(tmp_path, "golden"), Limits(), hello)
     assert reply == Refusal(seq=1, schema_version=2, reason="schema version 1, this server speaks 2")
@@ -77,4 +78,4 @@ def test_greeting_of_version_1_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_batch_of_version_1_is_refused_by_name() -> None:
     with pytest.raises((SchemaMismatch, OutboxError), match="this side speaks 2, the peer 1"):
-        BatchFile(schema_1.FOLDER / schema_1.BATCH_NAME).batch()
+        BatchFile(SCHEMA_1 / "batch.batch").batch()
