@@ -3,18 +3,17 @@
     python -m benchmarks.multimodal [--out benchmarks/results/multimodal.json]
 
 Two processes: one cuts, stores and serves batches as the orchestrator does, this one fetches, checks and merges them as
-a trainer does. Times are CPU seconds of both (the machine may be shared), kernel included. `file` is what `rl` does:
-the trainer reads the samples from the orchestrator's outbox. `tcp` sends them over loopback, `ipc` over a Unix socket.
-They take turns for several rounds. A stage counts with its best batch, and beside it with its median.
+a trainer does. Times are CPU seconds of both (the machine may be shared), kernel included. `tcp` sends them over
+loopback, `ipc` over a Unix socket. They take turns for several rounds. A stage counts with its best batch, and beside
+it with its median.
 
 Every time that the pixels are gone through is counted. A copy reads them in one place and writes them to another, be it
 by us or by the kernel for us; what the disk and a network card fetch for themselves is none. A read writes nothing.
 
     cut      copy: encode                                        read: hash
     store    copy: encode, from our memory to the page cache
-    serve    copy: page cache to our memory, that to the socket  (file: nothing)
+    serve    copy: page cache to the socket                      read: hash
     fetch    copy: socket to the trainer's memory                read: hash
-             (file: page cache to the trainer's memory)
     take in                                                      read: finite?
     merge    copy: into the tensor of a micro batch
 
@@ -66,7 +65,7 @@ TOTAL_BYTES = NUM_SAMPLES * SAMPLE_BYTES
 PASSES = {
     "cut": (1, 1),
     "store": (2, 0),
-    "serve": (2, 0),
+    "serve": (1, 1),
     "fetch": (1, 1),
     "take_in": (0, 1),
     "merge": (1, 0),
@@ -74,11 +73,6 @@ PASSES = {
 """(copies, reads) of the pixels in each stage."""
 SHIPPED = ("cut", "store", "serve", "fetch")
 WAIT_S = 300.0
-
-
-def passes(stage: str, way: str) -> tuple[int, int]:
-    """Those of `stage` if the pixels go by `way`: nobody serves what is read from a file."""
-    return (0, 0) if (stage, way) == ("serve", "file") else PASSES[stage]
 
 
 Seconds = dict[str, list[float]]
@@ -190,7 +184,7 @@ async def serve_until_told(outbox: Outbox, endpoint: str, pipe: Connection) -> N
 # --- the trainer's process ----------------------------------------------------------------------------------------
 
 
-def train(endpoint: str, outbox: Path | None, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, list[float]]:
+def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, list[float]]:
     """(seconds of serving, of our own stages and of memcpy, wall seconds of each fetch)."""
     from trainer.images.inputs import merge_images
     from trainer.images.intake import take_in
@@ -199,7 +193,7 @@ def train(endpoint: str, outbox: Path | None, pipe: Connection, memcpy: Memcpy) 
     spec = ImageSpec(IMAGE_TOKEN, MERGE, PATCH_NUMBERS)
     seconds: Seconds = {stage: [] for stage in ("serve", "fetch", "take_in", "merge", "memcpy")}
     walls = []
-    with BatchClient(endpoint, RUN, peer_timeout_s=60.0, outbox=outbox) as client:
+    with BatchClient(endpoint, RUN, peer_timeout_s=60.0) as client:
         client.hello()
         for step in range(1, NUM_BATCHES + 1):
             served, marks, wall = _served_s(pipe), [time.process_time()], time.perf_counter()
@@ -232,11 +226,10 @@ def run_both(way: str, memcpy: Memcpy) -> tuple[Seconds, list[float], float]:
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as directory:
         endpoint = f"ipc://{directory}/link" if way == "ipc" else "tcp://127.0.0.1:0"
-        outbox = Path(directory) / "outbox"
-        process = context.Process(target=orchestrate, args=(outbox, endpoint, theirs), daemon=True)
+        process = context.Process(target=orchestrate, args=(Path(directory), endpoint, theirs), daemon=True)
         process.start()
         try:
-            seconds, walls = train(_answer(ours), outbox if way == "file" else None, ours, memcpy)
+            seconds, walls = train(_answer(ours), ours, memcpy)
             ours.send("end")
             stored: Stored = _answer(ours)
         finally:
@@ -251,8 +244,8 @@ def _answer(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-def stage_row(stage: str, way: str, seconds: Seconds) -> dict[str, float]:
-    copies, reads = passes(stage, way)
+def stage_row(stage: str, seconds: Seconds) -> dict[str, float]:
+    copies, reads = PASSES[stage]
     best_s = min(seconds[stage])
     return {
         "cpu_s": best_s,
@@ -264,10 +257,10 @@ def stage_row(stage: str, way: str, seconds: Seconds) -> dict[str, float]:
     }
 
 
-def shipped_row(way: str, seconds: Seconds, fresh_s: float) -> dict[str, float]:
+def shipped_row(seconds: Seconds, fresh_s: float) -> dict[str, float]:
     """All four stages together."""
     best_s, median_s = (sum(kind(seconds[stage]) for stage in SHIPPED) for kind in (min, statistics.median))
-    copies, reads = (sum(passes(stage, way)[kind] for stage in SHIPPED) for kind in (0, 1))
+    copies, reads = (sum(PASSES[stage][kind] for stage in SHIPPED) for kind in (0, 1))
     memcpy_s = min(seconds["memcpy"])
     return {
         "cpu_s": best_s,
@@ -300,18 +293,17 @@ def measure(ways: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[str, di
             new_seconds, new_walls, new_memory = run_both(way, memcpy)
             walls[way] += new_walls
             memory[way].append(new_memory)
-            if way != "file":
-                plain[way] += plain_calls.ship(way, NUM_SAMPLES, SAMPLE_BYTES)
+            plain[way] += plain_calls.ship(way, NUM_SAMPLES, SAMPLE_BYTES)
             for stage, values in new_seconds.items():
                 seconds[way][stage] += values
     return {
         way: {
             "memcpy_gb_s": TOTAL_BYTES / min(seconds[way]["memcpy"]) / 1e9,
-            "stages": {stage: stage_row(stage, way, seconds[way]) for stage in PASSES},
-            "shipped": shipped_row(way, seconds[way], fresh_s) | {"fetch_wall_s": min(walls[way])},
+            "stages": {stage: stage_row(stage, seconds[way]) for stage in PASSES},
+            "shipped": shipped_row(seconds[way], fresh_s) | {"fetch_wall_s": min(walls[way])},
             "orchestrator_memory_over_data": max(memory[way]),
+            "plain_calls": plain_row(plain[way], seconds[way]["memcpy"]),
         }
-        | ({"plain_calls": plain_row(plain[way], seconds[way]["memcpy"])} if plain[way] else {})
         for way in ways
     }
 
@@ -331,7 +323,7 @@ def run() -> dict[str, object]:
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": load},
         "memcpy_fresh_gb_s": TOTAL_BYTES / fresh_s / 1e9,
         "targets": {"copy_over_memcpy": {"at_least": 0.5}, "orchestrator_memory_over_data": {"at_most": 1.3}},
-        **measure(("file", "tcp", "ipc"), memcpy, fresh_s),
+        **measure(("tcp", "ipc"), memcpy, fresh_s),
     }
 
 

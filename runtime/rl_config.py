@@ -41,7 +41,6 @@ LINKS = (
     ),
     Link("orchestrator.engines.start_timeout_s", ("start_timeout_s",), lambda seconds: seconds),
     Link("trainer.orchestrator.endpoint", ("orchestrator.server.endpoint",), reachable),
-    Link("trainer.orchestrator.read_outbox", (), lambda: True),
     Link("trainer.orchestrator.keys_dir", ("orchestrator.server.keys_dir",), lambda folder: folder),
     Link("trainer.weights.keys_dir", ("orchestrator.server.keys_dir",), lambda folder: folder),
     Link("inference.weights.keys_dir", ("trainer.weights.keys_dir",), lambda folder: folder),

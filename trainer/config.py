@@ -155,9 +155,6 @@ class OrchestratorLinkConfig(Config):
     Needed when the orchestrator has keys."""
     key_name: str = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
     """This trainer's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`. All ranks share it."""
-    read_outbox: bool = False
-    """Read samples from the files in `outbox` of the run directory instead of having them sent, for a trainer on the
-    orchestrator's machine: half the work when they have images. `rl` turns it on. What cannot be read is sent."""
     connect_timeout_s: float = Field(60.0, gt=0)
     """Seconds to wait for the orchestrator's first answer."""
     peer_timeout_s: float = Field(3.0, gt=0)

@@ -6,7 +6,6 @@ and lets a stop request end a wait. A report that a stop cut short is made up fo
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from loguru import logger
 
@@ -25,9 +24,7 @@ from transport.sample import TrainingSample
 
 
 class OrchestratorLink:
-    """A `BatchSource`. `PeerLostError` when the orchestrator stays away, `UserError` when it refuses this run.
-
-    `outbox` is where the orchestrator keeps its batches if it shares our run directory."""
+    """A `BatchSource`. `PeerLostError` when the orchestrator stays away, `UserError` when it refuses this run."""
 
     def __init__(
         self,
@@ -35,7 +32,6 @@ class OrchestratorLink:
         run_id: str,
         ranks: Ranks,
         *,
-        outbox: Path,
         last_committed: int,
         health: Health,
         stop_requested: Callable[[], bool],
@@ -54,7 +50,6 @@ class OrchestratorLink:
             connect_timeout_s=config.connect_timeout_s,
             peer_timeout_s=config.peer_timeout_s,
             lost_timeout_s=config.lost_timeout_s,
-            outbox=outbox if config.read_outbox else None,
             on_wait=self._on_wait,
             on_link=self._on_link,
         )

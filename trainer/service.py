@@ -204,7 +204,6 @@ class TrainerProcess:
             self._config.orchestrator,
             self._config.run.name,
             ranks,
-            outbox=self._run_dir.outbox,
             last_committed=progress.step,
             health=self.health,
             stop_requested=lambda: shutdown.requested,

@@ -23,7 +23,6 @@ from transport.messages import (
 )
 from transport.outbox import Outbox
 from transport.progress import PublishedWeights
-from transport.reply_memory import ReplyMemory
 
 _MAX_RUN_ID_CHARS = 100
 """Of a foreign run's id, what is repeated."""
@@ -88,11 +87,8 @@ def answer_manifest(outbox: Outbox, last_step: int | None, ask: GetManifest) -> 
         return Failure(seq=ask.seq, reason=str(error))
 
 
-def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples, memory: ReplyMemory, *, check: bool) -> Reply:
-    """The frames asked for, read from disk into `memory`; refused if the reply would be too large.
-
-    The rank compares every hash. If one differs it asks again, and then `check` finds out whether the file is damaged.
-    """
+def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples) -> Reply:
+    """The frames asked for; refused if the reply would be too large, or if the file is damaged, with its path."""
     try:
         ask.indices.check()
         if ask.indices.dtype != "int32" or len(ask.indices.shape) != 1:
@@ -104,7 +100,7 @@ def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples, memory: Repl
         num_bytes = int(sizes[rows].sum())
         if rows.size > 1 and num_bytes > limits.max_reply_bytes:
             return _failure(ask.seq, f"{num_bytes} bytes in one reply, the limit is {limits.max_reply_bytes}")
-        return Samples(seq=ask.seq, step=ask.step), outbox.read(ask.step, rows.tolist(), memory, check=check)
+        return Samples(seq=ask.seq, step=ask.step), outbox.frames(ask.step, rows.tolist())
     except TransportError as error:
         return _failure(ask.seq, str(error))
 

@@ -1,17 +1,18 @@
 """`EncodedBatch`: batch N as it lies in the outbox and travels to the ranks.
 
-A sample of text is encoded once, one with images whenever its frame is needed (`FramesOnDemand`).
+A sample of text is encoded once, one with images whenever its frame is needed: a frame repeats every byte of its
+sample, and pixels are nearly all of them, so a batch of images would be held twice.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
-from transport.codec import batch_digest, decode_sample, encode_sample, frame_hash
+from transport.codec import batch_digest, decode_sample, encode, encode_sample, frame_hash
 from transport.errors import CodecError
-from transport.frames_on_demand import FramesOnDemand
 from transport.manifest import IMAGE, SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
 from transport.sample import TrainingSample
 from transport.tensor import Buffer, EncodedTensor
@@ -28,6 +29,23 @@ class EncodedBatch:
     def num_bytes(self) -> int:
         """Bytes of all frames."""
         return int(self.manifest.columns.num_bytes.numpy().sum())
+
+
+class _LazyFrames(Sequence[bytes]):
+    """One frame per sample, encoded whenever it is looked at. The samples must be sound, and must not change."""
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, place: int | slice) -> bytes | Sequence[bytes]:
+        return _LazyFrames(self._samples[place]) if isinstance(place, slice) else encode(self._samples[place])
 
 
 def build_batch(run_id: str, step: int, samples: Sequence[TrainingSample]) -> EncodedBatch:
@@ -59,7 +77,7 @@ def build_batch(run_id: str, step: int, samples: Sequence[TrainingSample]) -> En
         columns=columns,
     )
     manifest.check()
-    return EncodedBatch(manifest, FramesOnDemand(tuple(samples)) if has_images else tuple(frames))
+    return EncodedBatch(manifest, _LazyFrames(tuple(samples)) if has_images else tuple(frames))
 
 
 def decode_rows(manifest: BatchManifest, rows: Sequence[int], frames: Sequence[Buffer]) -> list[TrainingSample]:

@@ -5,6 +5,7 @@
 All little-endian. The manifest's `num_bytes` column is the index of the frames, so reading a few rows reads only them.
 """
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -12,13 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from transport.alignment import LINE_BYTES, address_of, lead_bytes
 from transport.batch import EncodedBatch
 from transport.codec import decode_manifest, encode, frame_hash
 from transport.errors import OutboxError, TransportError
-from transport.frames_on_demand import FramesOnDemand
 from transport.manifest import BatchManifest
-from transport.reply_memory import ReplyMemory
 from transport.tensor import Buffer
 
 MAGIC = b"TANDEM\x00\x01"
@@ -26,20 +24,17 @@ _HEAD = struct.Struct("<8sQQ")
 
 
 def file_chunks(batch: EncodedBatch) -> Iterator[Buffer]:
-    """The bytes of the file of `batch`, piece by piece; a piece is of use until the next one is asked for."""
+    """The bytes of the file of `batch`, piece by piece."""
     manifest = encode(batch.manifest)
     yield _HEAD.pack(MAGIC, len(manifest), frame_hash(manifest))
     yield manifest
-    if isinstance(batch.frames, FramesOnDemand):
-        yield from batch.frames.pieces(_HEAD.size + len(manifest))
-    else:
-        yield from batch.frames
+    yield from batch.frames
 
 
 class BatchFile:
-    """Reads a batch file. Holds no descriptor between calls; may be used from several threads.
+    """Reads a batch file. May be used from several threads; the file must not change, only be renamed or removed.
 
-    Every `OutboxError` names the path. The head is checked on opening, each frame's hash when it is read by `frames`.
+    Every `OutboxError` names the path. The head is checked on opening, each frame's hash when it is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,69 +43,34 @@ class BatchFile:
         sizes = self.manifest.columns.num_bytes.numpy()
         self._ends = first_frame + np.cumsum(sizes, dtype=np.int64)
         self._starts = self._ends - sizes
-        if num_bytes != int(self._ends[-1]):
-            raise OutboxError(f"{path} is torn: {num_bytes} bytes, its manifest says {int(self._ends[-1])}")
+        self._check_size(num_bytes)
 
     def frames(self, rows: Sequence[int]) -> list[memoryview]:
-        """The frames of `rows`, in that order, byte for byte as they were put."""
-        frames = []
-        for row, frame in zip(rows, self.raw_frames(rows), strict=True):
-            self._check_frame(frame, row)
-            frames.append(frame)
-        return frames
-
-    def raw_frames(self, rows: Sequence[int]) -> Iterator[memoryview]:
-        """The same one by one, for those who compare the hash themselves, while the frame is still in a cache."""
-        self._check_rows(rows)
+        """The frames of `rows`, in that order, byte for byte as they were put. They lie in a mapping of the file, which
+        ends with the last of them."""
         try:
-            with self.path.open("rb", buffering=0) as file:
-                for row in rows:
-                    start, end = int(self._starts[row]), int(self._ends[row])
-                    memory = np.empty(end - start + LINE_BYTES, dtype=np.uint8)
-                    first = lead_bytes(start, address_of(memory))
-                    frame = memory[first : first + end - start].data
-                    self._fill(frame, file.fileno(), row)
-                    yield frame.toreadonly()
-        except OSError as error:
+            with self.path.open("rb") as file:
+                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:  # ValueError: the file is empty
             raise OutboxError(f"cannot read {self.path}: {error}") from error
-
-    def read(self, rows: Sequence[int], memory: ReplyMemory, *, check: bool) -> list[memoryview]:
-        """The same as `frames`, in one piece of `memory`; the hashes are compared if `check`."""
-        self._check_rows(rows)
-        places, end = [], 0
-        for row in rows:
-            start = end + lead_bytes(int(self._starts[row]), end)
-            end = start + int(self._ends[row] - self._starts[row])
-            places.append(slice(start, end))
-        whole, views = memory.take(end), []
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                for row, place in zip(rows, places, strict=True):
-                    views.append(whole[place])
-                    self._fill(views[-1], file.fileno(), row)
-                    if check:
-                        self._check_frame(views[-1], row)
-        except OSError as error:
-            raise OutboxError(f"cannot read {self.path}: {error}") from error
-        return views
+        self._check_size(len(mapped))  # reading beyond the end of a file that was cut short would be a SIGBUS
+        return [self._checked_frame(mapped, row) for row in rows]
 
     def batch(self) -> EncodedBatch:
         """The whole batch, every hash checked."""
         return EncodedBatch(self.manifest, tuple(self.frames(range(self.manifest.num_samples))))
 
-    def _fill(self, frame: memoryview, descriptor: int, row: int) -> None:
-        num_read = os.preadv(descriptor, [frame], int(self._starts[row]))
-        if num_read != len(frame):
-            raise OutboxError(f"{self.path} is torn: row {row} has {num_read} bytes left of {len(frame)}")
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes != int(self._ends[-1]):
+            raise OutboxError(f"{self.path} is torn: {num_bytes} bytes, its manifest says {int(self._ends[-1])}")
 
-    def _check_rows(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            if not 0 <= row < self.manifest.num_samples:
-                raise OutboxError(f"{self.path} has no row {row}: it has {self.manifest.num_samples}")
-
-    def _check_frame(self, frame: Buffer, row: int) -> None:
+    def _checked_frame(self, mapped: memoryview, row: int) -> memoryview:
+        if not 0 <= row < self.manifest.num_samples:
+            raise OutboxError(f"{self.path} has no row {row}: it has {self.manifest.num_samples}")
+        frame = mapped[int(self._starts[row]) : int(self._ends[row])]
         if frame_hash(frame) != int(self.manifest.columns.frame_hashes.numpy()[row]):
             raise OutboxError(f"{self.path} is corrupt: row {row} does not have the hash its manifest promises")
+        return frame
 
     def _read_head(self) -> tuple[BatchManifest, int, int]:
         """The manifest, where the first frame begins, and how large the file is."""

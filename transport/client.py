@@ -44,7 +44,6 @@ from transport.messages import (
     Trained,
     WeightsPublished,
 )
-from transport.outbox_reader import OutboxReader
 from transport.sample import TrainingSample
 from transport.security import CurveKeys
 
@@ -67,7 +66,6 @@ class BatchClient:
 
     `on_wait` hears what a blocked call waits for, and may raise to end it. `on_link` hears what is wrong with the
     connection as soon as it is noticed, in a blocked call or by a heartbeat in a thread, and `""` when it is back.
-    `outbox` is the server's own folder of batches, if this machine sees it: samples are then read there.
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class BatchClient:
         peer_timeout_s: float = 3.0,
         lost_timeout_s: float = 600.0,
         heartbeat_s: float = 1.0,
-        outbox: Path | None = None,
         on_wait: Callable[[str], None] = _ignore,
         on_link: Callable[[str], None] = _ignore,
     ) -> None:
@@ -97,7 +94,6 @@ class BatchClient:
         self._lost_timeout_s = lost_timeout_s
         self._on_wait = on_wait
         self._manifests: dict[int, BatchManifest] = {}
-        self._outbox = None if outbox is None else OutboxReader(outbox)
         self._link = Link(
             endpoint,
             self._introduction,
@@ -151,15 +147,11 @@ class BatchClient:
     def samples(self, step: int, rows: Sequence[int]) -> list[TrainingSample]:
         """The samples of `rows` of batch `step`, in that order, each checked against the manifest's hash.
 
-        Read from the server's outbox, if it can be. Else fetched piece by piece, within `Limits.max_reply_bytes`;
-        `CorruptFrame` if one arrives damaged several times.
+        Fetched piece by piece, within `Limits.max_reply_bytes`; `CorruptFrame` if one arrives damaged several times.
         """
         manifest = self.manifest(step)
         if manifest is None:
             raise RequestFailed(f"batch {step} does not exist: the run has ended")
-        samples = None if self._outbox is None else self._outbox.samples(manifest, rows)
-        if samples is not None:
-            return samples
         limit = min(_FETCH_BYTES, self._limits.max_reply_bytes)
         chunks = _chunks(rows, manifest.columns.num_bytes.numpy(), limit)
         return [sample for chunk in chunks for sample in self._fetch(manifest, chunk)]

@@ -36,11 +36,6 @@ def encode(value: msgspec.Struct) -> bytes:
     return _encoder.encode(value)
 
 
-def encode_into(value: msgspec.Struct, memory: bytearray, first: int) -> None:
-    """The same bytes in `memory` from `first` on; it ends with them."""
-    _encoder.encode_into(value, memory, first)
-
-
 def encode_sample(sample: TrainingSample) -> bytes:
     """The frame of one sample; `CodecError` if the sample is not sound."""
     sample.check()

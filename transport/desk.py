@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import xxhash
 from loguru import logger
 
 from transport.answers import (
@@ -44,7 +43,6 @@ from transport.messages import (
 from transport.outbox import Outbox
 from transport.peers import Peer, PeerTable
 from transport.rejections import Reason, printable
-from transport.reply_memory import ReplyMemory
 from transport.router import Incoming, Router
 
 
@@ -66,7 +64,6 @@ class Desk:
         self._router = router
         self._peers = peers
         self._limits = limits
-        self._memory = ReplyMemory(limits.max_reply_bytes)
         self._park_s = park_s
         self._notify = notify
 
@@ -157,11 +154,7 @@ class Desk:
             peer.waiting_for = f"batch {ask.step}"
 
     async def _get_samples(self, peer: Peer, ask: GetSamples) -> None:
-        rows = (ask.step, xxhash.xxh3_128_digest(ask.indices.data))  # rows may be megabytes, and there are many ranks
-        is_repeated, peer.last_rows = rows == peer.last_rows, rows
-        reply, frames = await asyncio.to_thread(
-            answer_samples, self._outbox, self._limits, ask, self._memory, check=is_repeated
-        )
+        reply, frames = await asyncio.to_thread(answer_samples, self._outbox, self._limits, ask)
         peer.is_busy = False
         await self._reply(peer, reply, frames)
 

@@ -22,7 +22,6 @@ from transport.durable import remove_temporaries, sync_directory, write_durably
 from transport.errors import OutboxError
 from transport.manifest import BatchManifest
 from transport.progress import Progress, PublishedWeights
-from transport.reply_memory import ReplyMemory
 
 PROGRESS_NAME = "progress.json"
 RETIRED_NAME = "retired"
@@ -83,7 +82,7 @@ class Outbox:
                 raise OutboxError(f"{self.directory} expects batch {self.next_step}, got another batch {manifest.step}")
             path = batch_path(self.directory, manifest.step)
             try:
-                write_durably(path, file_chunks(batch), at_least_bytes=batch.num_bytes)
+                write_durably(path, file_chunks(batch))
             except OSError as error:
                 raise OutboxError(f"cannot store batch {manifest.step} in {path}: {error}") from error
             self._files[manifest.step] = BatchFile(path)
@@ -93,12 +92,8 @@ class Outbox:
         return self._file(step).manifest
 
     def frames(self, step: int, rows: Sequence[int]) -> list[memoryview]:
-        """Frames of `rows` of batch `step`; reads only those."""
+        """Frames of `rows` of batch `step`, each with the hash that the manifest promises; reads only those."""
         return self._file(step).frames(rows)
-
-    def read(self, step: int, rows: Sequence[int], memory: ReplyMemory, *, check: bool) -> list[memoryview]:
-        """The same as `frames`, in one piece of `memory`; the hashes are compared if `check`."""
-        return self._file(step).read(rows, memory, check=check)
 
     def mark_trained(self, step: int) -> None:
         """Record that the optimizer stepped on batch `step`. Repeating it changes nothing."""

@@ -26,9 +26,6 @@ class Peer:
     waiting_for: str = ""
     is_busy: bool = False
     """A request of this peer is being served."""
-    last_rows: tuple[int, bytes] | None = None
-    """Step and rows (a digest of them) of its last `GetSamples`. Who asks for the same again may have got damaged
-    bytes."""
     parked: GetManifest | None = None
     """A request that waits for its batch, until `parked_until`."""
     parked_until: float = 0.0

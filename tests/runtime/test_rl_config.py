@@ -89,7 +89,6 @@ def test_servers_start_before_those_that_end() -> None:
         ("orchestrator.engines.urls", ("http://127.0.0.1:8000",)),
         ("orchestrator.engines.start_timeout_s", 300.0),
         ("trainer.orchestrator.endpoint", "tcp://127.0.0.1:29600"),
-        ("trainer.orchestrator.read_outbox", True),
     ],
 )
 def test_shared_keys_flow_into_services(rl_toml: Path, key: str, expected: object) -> None:
@@ -104,7 +103,6 @@ def test_shared_keys_flow_into_services(rl_toml: Path, key: str, expected: objec
         (["--orchestrator.engines.urls", "http://gpu:1"], "orchestrator.engines.urls", ("http://gpu:1",)),
         (["--orchestrator.server.endpoint", "tcp://127.0.0.1:5"], "trainer.orchestrator.endpoint", "tcp://127.0.0.1:5"),
         (["--trainer.orchestrator.endpoint", "tcp://h:6"], "trainer.orchestrator.endpoint", "tcp://h:6"),
-        (["--trainer.orchestrator.read-outbox", "false"], "trainer.orchestrator.read_outbox", False),
         (["--orchestrator.max-steps", "9"], "trainer.max_steps", 9),
         (["--max-steps", "11"], "trainer.max_steps", 11),
         (["--max-steps", "11"], "orchestrator.max_steps", 11),

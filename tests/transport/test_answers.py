@@ -26,10 +26,8 @@ from transport.messages import (
     Welcome,
 )
 from transport.outbox import Outbox
-from transport.reply_memory import ReplyMemory
 
 LIMITS = Limits()
-MEMORY = ReplyMemory(max_kept_bytes=1 << 20)
 HELLO = Hello(seq=9, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=2, last_committed=0)
 
 
@@ -99,9 +97,7 @@ def test_manifest_is_there_or_to_come_or_after_the_end(outbox: Outbox) -> None:
 
 
 def test_rows_come_in_the_order_asked(outbox: Outbox) -> None:
-    reply, frames = answer_samples(
-        outbox, LIMITS, GetSamples(seq=5, step=2, indices=int32([7, 0, 7])), MEMORY, check=False
-    )
+    reply, frames = answer_samples(outbox, LIMITS, GetSamples(seq=5, step=2, indices=int32([7, 0, 7])))
     assert reply == Samples(seq=5, step=2)
     expected = make_batch(2).frames
     assert frames == [expected[7], expected[0], expected[7]]
@@ -109,19 +105,17 @@ def test_rows_come_in_the_order_asked(outbox: Outbox) -> None:
 
 def test_one_row_above_the_reply_limit_is_served_and_two_are_not(outbox: Outbox) -> None:
     limits = Limits(max_reply_bytes=10)
-    reply, frames = answer_samples(outbox, limits, GetSamples(seq=5, step=1, indices=int32([0])), MEMORY, check=False)
+    reply, frames = answer_samples(outbox, limits, GetSamples(seq=5, step=1, indices=int32([0])))
     assert isinstance(reply, Samples)
     assert len(frames) == 1
-    reply, frames = answer_samples(
-        outbox, limits, GetSamples(seq=5, step=1, indices=int32([0, 1])), MEMORY, check=False
-    )
+    reply, frames = answer_samples(outbox, limits, GetSamples(seq=5, step=1, indices=int32([0, 1])))
     assert isinstance(reply, Failure)
     assert not frames
 
 
 def test_the_same_row_many_times_counts_many_times(outbox: Outbox) -> None:
     limits = Limits(max_reply_bytes=100 * len(make_batch(1).frames[0]))
-    reply, _ = answer_samples(outbox, limits, GetSamples(seq=5, step=1, indices=int32([0] * 101)), MEMORY, check=False)
+    reply, _ = answer_samples(outbox, limits, GetSamples(seq=5, step=1, indices=int32([0] * 101)))
     assert isinstance(reply, Failure)
 
 

@@ -1,8 +1,4 @@
-"""Rows that are damaged on the disk: no rank trains them, and every rank is told which file it is, on any connection.
-
-The server does not look at rows that are asked for once, since the rank compares every hash. It looks when the same
-rank asks for the same rows again, which is what a rank does that got damaged bytes.
-"""
+"""Rows that are damaged on the disk: no rank trains them, and every rank is told which file it is."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -57,15 +53,13 @@ def client(served: Served, rank: int = 0, world_size: int = 1) -> BatchClient:
 
 
 @contextmanager
-def connected(served: Served, rank: int = 0, world_size: int = 1) -> Iterator["zmq.Socket[bytes]"]:
+def connected(served: Served) -> Iterator["zmq.Socket[bytes]"]:
     """A bare connection that was welcomed, and that closes without a goodbye."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.rcvtimeo = int(1000 * DEADLINE_S)
         socket.connect(served.endpoint)
-        hello = Hello(
-            seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=rank, world_size=world_size, last_committed=0
-        )
+        hello = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=1, last_committed=0)
         assert isinstance(ask(socket, hello), Welcome)
         yield socket
 
@@ -92,45 +86,13 @@ def test_every_rank_is_told_and_still_gets_the_rows_that_are_sound(served: Serve
             assert len(link.samples(1, [SOUND])) == 1
 
 
-def test_one_ranks_question_is_not_anothers_second(served: Served, path: Path) -> None:
-    with connected(served, 0, 2) as first, connected(served, 1, 2) as second:
-        for peer in (first, second):
-            assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
-        for peer in (first, second):
-            assert_names(ask(peer, rows(3, DAMAGED)), path)
-
-
-def test_other_rows_in_between_are_no_second_question(served: Served, path: Path) -> None:
-    with connected(served) as peer:
-        for seq, asked in enumerate([(DAMAGED,), (SOUND, DAMAGED), (DAMAGED, SOUND), (DAMAGED,)], start=2):
-            assert isinstance(ask(peer, rows(seq, *asked)), Samples)
-        assert_names(ask(peer, rows(9, DAMAGED)), path)
-
-
-def test_a_rank_that_lost_its_connection_is_told_on_the_next_one(served: Served, path: Path) -> None:
-    with connected(served) as peer:
-        assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
-    with connected(served) as peer:
-        assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
-        assert_names(ask(peer, rows(3, DAMAGED)), path)
-
-
 def test_damage_after_the_first_answer_is_seen_at_the_second(tmp_path: Path, path: Path) -> None:
     with Served(Outbox(tmp_path, RUN), park_s=0.1) as served:
         served.call(served.server.publish(make_batch(1)), timeout_s=DEADLINE_S)
         with connected(served) as peer:
             assert isinstance(ask(peer, rows(2, DAMAGED)), Samples)
-            assert isinstance(ask(peer, rows(3, DAMAGED)), Samples)
             damage(path)
-            assert_names(ask(peer, rows(4, DAMAGED)), path)
-
-
-def test_what_is_remembered_of_a_question_does_not_grow_with_it(served: Served) -> None:
-    with connected(served) as peer:
-        ask(peer, rows(2, *[SOUND] * 100_000))
-        (known,) = served.server._peers
-        assert known.last_rows is not None
-        assert len(known.last_rows[1]) <= 64
+            assert_names(ask(peer, rows(3, DAMAGED)), path)
 
 
 def test_reply_to_a_rank_that_is_gone_is_counted_and_the_rank_forgotten(served: Served) -> None:

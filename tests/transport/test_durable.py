@@ -36,23 +36,6 @@ def test_error_in_the_middle_leaves_the_old_file_and_no_temporary(tmp_path: Path
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("at_least_bytes", [0, 1, 11])
-def test_room_that_was_reserved_adds_nothing_to_the_file(tmp_path: Path, at_least_bytes: int) -> None:
-    write_durably(tmp_path / "file", [b"one", b"two", b"three"], at_least_bytes)
-    assert (tmp_path / "file").read_bytes() == b"onetwothree"
-
-
-def test_room_that_cannot_be_had_is_reported_by_the_writing(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_durably(tmp_path / "file", [bytes(60_000), bytes(60_000)], at_least_bytes=120_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not os.listdir(tmp_path)
-
-
 def test_missing_folder_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_durably(tmp_path / "nowhere" / "file", [b"x"])

@@ -13,7 +13,6 @@ from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from transport.client import BatchClient
 from transport.outbox import Outbox
-from transport.reply_memory import ReplyMemory
 
 PEER_TIMEOUT_S, HEARTBEAT_S = 1.0, 0.1
 
@@ -121,17 +120,17 @@ def test_rank_that_waits_long_for_an_answer_does_not_look_dead(
     served: Served, listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk of the server is slow: heartbeats go on in both directions meanwhile."""
-    read = served.server.outbox.read
+    frames = served.server.outbox.frames
     seen: list[int] = []
 
-    def slow_read(step: int, rows: list[int], memory: ReplyMemory, *, check: bool) -> list[memoryview]:
+    def slow_frames(step: int, rows: list[int]) -> list[memoryview]:
         deadline = time.monotonic() + 3 * PEER_TIMEOUT_S
         while time.monotonic() < deadline:
             seen.append(ranks_alive(served))
             time.sleep(0.05)
-        return read(step, rows, memory, check=check)
+        return frames(step, rows)
 
-    monkeypatch.setattr(served.server.outbox, "read", slow_read)
+    monkeypatch.setattr(served.server.outbox, "frames", slow_frames)
     assert listening.client.samples(1, [0])
     assert set(seen) == {1}
     assert listening.news == [""]

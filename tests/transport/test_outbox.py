@@ -46,6 +46,24 @@ def test_reading_some_rows_does_not_touch_the_others(outbox: Outbox) -> None:
         outbox.frames(1, [7])
 
 
+@pytest.mark.parametrize("size", [0, 100, -5])
+def test_file_that_is_cut_short_while_it_is_served_is_named(outbox: Outbox, size: int) -> None:
+    outbox.put(make_batch(1))
+    path = batch_path(outbox.directory, 1)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(OutboxError, match=str(path)):
+        outbox.frames(1, [7])
+
+
+def test_frames_stay_when_their_file_is_retired(outbox: Outbox) -> None:
+    filled(outbox, 2)
+    frames = outbox.frames(1, range(8))
+    outbox.retire(1)
+    outbox.retire(2)
+    assert not batch_path(outbox.directory, 1).exists()
+    assert frames == list(make_batch(1).frames)
+
+
 def test_a_new_process_finds_everything(outbox: Outbox) -> None:
     filled(outbox, 3)
     outbox.mark_trained(2)

@@ -1,4 +1,3 @@
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,21 +29,17 @@ class Rank:
         self.looked += 1
         return self.patience is not None and self.looked > self.patience
 
-    def link(
-        self, endpoint: str, run_id: str = RUN_ID, lost_timeout_s: float = 5.0, outbox: Path | None = None
-    ) -> OrchestratorLink:
+    def link(self, endpoint: str, run_id: str = RUN_ID, lost_timeout_s: float = 5.0) -> OrchestratorLink:
         config = OrchestratorLinkConfig(
             endpoint=endpoint,
             connect_timeout_s=lost_timeout_s,
             peer_timeout_s=0.5,
             lost_timeout_s=lost_timeout_s,
-            read_outbox=outbox is not None,
         )
         return OrchestratorLink(
             config,
             run_id,
             ALONE,
-            outbox=outbox or Path("nowhere"),
             last_committed=0,
             health=self.health,
             stop_requested=self.stop_requested,
@@ -79,19 +74,6 @@ def test_batches_samples_and_the_end_come_from_the_server(server, rank):
         make_sample(RUN_ID, 1, index).trajectory_id for index in (3, 0)
     ]
     assert link.manifest(2) is NoBatch.END
-    link.close("done")
-
-
-def test_samples_are_read_where_the_config_says_so(server, rank, tmp_path):
-    """What the server would send is damaged; what the rank sees is not."""
-    server.publish(1)
-    shutil.copytree(tmp_path / "outbox", tmp_path / "seen")
-    path = tmp_path / "outbox" / "step-00000001.batch"
-    path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    link = rank.link(server.endpoint, outbox=tmp_path / "seen")
-    link.connect()
-    num_samples = link.manifest(1).num_samples
-    assert len(link.samples(1, range(num_samples))) == num_samples
     link.close("done")
 
 

@@ -173,9 +173,7 @@ def main(folder: Path, endpoint: str) -> None:
     ranks = join_when_both_are_here(folder)
     health = Health("trainer", 900)
     config = OrchestratorLinkConfig(endpoint=endpoint, connect_timeout_s=DEADLINE_S, lost_timeout_s=DEADLINE_S)
-    link = OrchestratorLink(
-        config, RUN_ID, ranks, outbox=folder, last_committed=0, health=health, stop_requested=lambda: False
-    )
+    link = OrchestratorLink(config, RUN_ID, ranks, last_committed=0, health=health, stop_requested=lambda: False)
     ranks.wait_together(link.connect)
     source = LateLink(link, ranks.rank, folder)
     inbox = Inbox(source, ranks, max_steps=NUM_STEPS, stop=Stop(), health=health)
