@@ -1,7 +1,5 @@
 """`Rejections`: what was dropped and from whom, counted always and logged once per peer and kind."""
 
-import math
-import time
 from collections import Counter, OrderedDict
 from enum import StrEnum
 
@@ -22,7 +20,8 @@ class Reason(StrEnum):
     KEY = "key"
     """A peer without a key on the allow-list."""
     HANDSHAKE = "handshake"
-    """A connection that ended without a greeting: no keys, the wrong server key, or not one of ours."""
+    """A connection that ended before its first message: no keys, the wrong server key, not one of ours, or a frame so
+    large that libzmq cuts it off."""
     UNREACHABLE = "unreachable"
     """A reply to a peer that is gone or does not read."""
     BUSY = "busy"
@@ -33,15 +32,13 @@ class Rejections:
     """Counts by reason. Remembers the last `max_peers` (peer, reason) pairs, so that a flood is one line in the log."""
 
     def __init__(self, max_peers: int = 1024) -> None:
-        self.last_line = -math.inf
-        """When something was last logged (monotonic seconds)."""
         self._counts: Counter[Reason] = Counter()
         self._logged: OrderedDict[tuple[str, Reason], None] = OrderedDict()
         self._max_peers = max_peers
 
     def add(self, reason: Reason, peer: str, detail: str) -> None:
         """Count one rejection; the first of its kind from `peer` is logged. `detail` may hold what the peer wrote."""
-        self.count(reason)
+        self._counts[reason] += 1
         key = (peer, reason)
         if key in self._logged:
             self._logged.move_to_end(key)
@@ -49,17 +46,8 @@ class Rejections:
         self._logged[key] = None
         if len(self._logged) > self._max_peers:
             self._logged.popitem(last=False)
-        self.last_line = time.monotonic()
         text = printable(detail)
         logger.warning("rejected {} from {}: {} (more of this kind is only counted)", reason.value, peer, text)
-
-    def count(self, reason: Reason) -> None:
-        """Count one rejection that needs no line."""
-        self._counts[reason] += 1
-
-    def has_named(self, peer: str) -> bool:
-        """Whether a line was logged about `peer`, for any reason."""
-        return any((peer, reason) in self._logged for reason in Reason)
 
     def counts(self) -> dict[str, int]:
         """Rejections so far, by reason."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from transport.allow_list import AllowList
 from transport.codec import decode_client_message, encode, foreign_greeting
-from transport.doorway import Doorway
 from transport.errors import BindError, CodecError
 from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
@@ -20,6 +20,7 @@ from transport.sockets import allow_ipv6, router
 from transport.tensor import Buffer
 
 _UNKNOWN_ADDRESS = "an unknown address"
+_SAID_NOTHING = "a connection ended before its first message: no keys, not one of ours, or a frame above the limit"
 _COPY_BYTES = 64 * 1024
 """Mean size of a frame below which frames are copied into the socket's queue."""
 
@@ -42,7 +43,8 @@ class Router:
         self._context = zmq.asyncio.Context()
         self._allow_list = AllowList(self._context, keys, self.rejections) if keys is not None else None
         self._socket = router(self._context, keys, limits, peer_timeout_s)
-        self._doorway = Doorway(self._socket, self.rejections)
+        self._spoke: set[int] = set()
+        """Descriptors of connections by which a message came, whatever it was."""
 
     def bind(self, endpoint: str) -> str:
         """Bind and return the address really bound (port 0 means any). `BindError` if it is taken."""
@@ -57,14 +59,15 @@ class Router:
 
     def start_guards(self, tasks: asyncio.TaskGroup) -> None:
         """Run what watches over handshakes. Without it, a server with keys welcomes nobody."""
-        tasks.create_task(self._doorway.watch())
+        tasks.create_task(self._count_silent())
         if self._allow_list is not None:
             tasks.create_task(self._allow_list.serve())
 
     async def receive(self) -> Incoming | None:
         """The next message, or None if what came was not one."""
         frames = await self._socket.recv_multipart(copy=False)
-        identity, address = frames[0].bytes, _address(frames[0])
+        identity, (descriptor, address) = frames[0].bytes, _source(frames[0])
+        self._spoke.add(descriptor)
         if len(frames) != 2:
             self.rejections.add(Reason.GARBAGE, address, f"a message of {len(frames)} frames")
             return None
@@ -77,7 +80,6 @@ class Router:
         except CodecError as error:
             await self._refuse(identity, address, head, error)
             return None
-        self._doorway.know(address)
         return Incoming(identity, address, message)
 
     async def send(
@@ -103,6 +105,22 @@ class Router:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
+    async def _count_silent(self) -> None:
+        """Count connections that end without a message. libzmq says neither whose they were nor why they ended."""
+        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        num_refused = 0
+        """Open connections that the allow-list has refused, and counted."""
+        while True:
+            event = parse_monitor_message(await monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                num_refused += 1
+            elif event["value"] in self._spoke:
+                self._spoke.remove(event["value"])
+            elif num_refused:
+                num_refused -= 1
+            else:
+                self.rejections.add(Reason.HANDSHAKE, _UNKNOWN_ADDRESS, _SAID_NOTHING)
+
     async def _refuse(self, identity: bytes, address: str, head: memoryview, error: CodecError) -> None:
         greeting = foreign_greeting(head)
         if greeting is None:
@@ -114,9 +132,9 @@ class Router:
         await self.send(identity, address, Refusal(seq=seq, schema_version=SCHEMA_VERSION, reason=reason))
 
 
-def _address(frame: zmq.Frame) -> str:
-    """Where a message came from, as libzmq saw it."""
+def _source(frame: zmq.Frame) -> tuple[int, str]:
+    """Descriptor and address of the connection that a message came by. libzmq does not tell those of plain HTTP."""
     try:
-        return str(frame.get("Peer-Address")) or _UNKNOWN_ADDRESS
+        return int(frame.get(zmq.SRCFD)), str(frame.get("Peer-Address")) or _UNKNOWN_ADDRESS
     except zmq.ZMQError:
-        return _UNKNOWN_ADDRESS
+        return -1, _UNKNOWN_ADDRESS

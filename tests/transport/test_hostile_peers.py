@@ -33,7 +33,7 @@ from transport.messages import (
     Welcome,
 )
 from transport.outbox import Outbox
-from transport.rejections import Reason, Rejections
+from transport.rejections import Reason, Rejections, printable
 from transport.tensor import EncodedTensor
 
 Reply = Callable[[int], list[bytes]]
@@ -208,6 +208,14 @@ def test_rejections_of_many_peers_stay_bounded(warnings_seen: list[str]) -> None
     assert rejections.counts() == {"garbage": 500}
     assert len(warnings_seen) == 100
     assert len(rejections._logged) == 10
+
+
+def test_what_a_peer_wrote_stays_on_one_line(warnings_seen: list[str]) -> None:
+    Rejections().add(Reason.RUN, "10.0.0.1", "run 'x\n2026 CRITICAL all is lost\x1b[2J" + "y" * 10_000)
+    (line,) = warnings_seen
+    assert "\n" not in line
+    assert len(line) < 450
+    assert printable("a\r\n\x1b\u2028b") == "a????b"
 
 
 class FakeServer:

@@ -32,11 +32,11 @@ class GuardedRun:
         host = self.endpoint.removeprefix("tcp://")
         return f"tcp://{source}:0;{host}"
 
-    def lines_about(self, address: str) -> list[str]:
-        """Lines of the orchestrator's log that name `address`."""
+    def lines_about(self, peer: str) -> list[str]:
+        """Lines of the orchestrator's log that name `peer`."""
         log = self.orchestrator.run_dir.logs / "orchestrator.log"
         lines = log.read_text().splitlines() if log.exists() else []
-        return [line for line in lines if f" from {address}:" in line]
+        return [line for line in lines if f" from {peer}:" in line]
 
 
 @contextmanager

@@ -27,6 +27,11 @@ class Stranger:
     told: str
     logged: str
 
+    @property
+    def name(self) -> str:
+        """What the log calls it: libzmq tells no address of a greeting that failed."""
+        return "an unknown address" if "handshake" in self.logged else self.address
+
     def start(self, run: GuardedRun, folder: Path) -> list[str]:
         arguments = [argument.format(keys=folder) for argument in self.arguments]
         out = str(folder / self.address)
@@ -83,13 +88,13 @@ def besiege(folder: Path, strangers: dict[str, Stranger], *, guarded: bool) -> A
             for stranger in strangers.values():
                 stack.enter_context(process(folder / "strangers.out", *stranger.start(run, folder)))
             for stranger in strangers.values():
-                until(lambda one=stranger: bool(run.lines_about(one.address)), DEADLINE_S)
+                until(lambda one=stranger: bool(run.lines_about(one.name)), DEADLINE_S)
                 tries = len(told(stranger))
                 until(lambda one=stranger, so_far=tries: len(told(one)) >= so_far + 2, DEADLINE_S)
         meanwhile = len(run.trainer.batches) - before
         metrics = run.orchestrator.metrics_text()
     return Aftermath(
-        {kind: run.lines_about(stranger.address) for kind, stranger in strangers.items()},
+        {kind: run.lines_about(stranger.name) for kind, stranger in strangers.items()},
         {kind: told(stranger) for kind, stranger in strangers.items()},
         meanwhile,
         metrics,
