@@ -31,13 +31,20 @@ Reply = tuple[ServerMessage, list[memoryview]]
 Report = Trained | Committed | WeightsPublished
 
 
+def foreign(run_id: str, hello: Hello) -> str | None:
+    """Why a server of `run_id` cannot serve this client at all: another schema version, another run."""
+    if hello.schema_version != SCHEMA_VERSION:
+        return f"schema version {hello.schema_version}, this server speaks {SCHEMA_VERSION}"
+    if hello.run_id != run_id:
+        return f"run {hello.run_id[:_MAX_RUN_ID_CHARS]!r}, this server runs {run_id!r}"
+    return None
+
+
 def refusal(outbox: Outbox, limits: Limits, hello: Hello) -> str | None:
     """Why this client is not served, or None. Names both sides of whatever does not match."""
     retired, newest = outbox.progress.last_retired, outbox.next_step - 1
-    if hello.schema_version != SCHEMA_VERSION:
-        return f"schema version {hello.schema_version}, this server speaks {SCHEMA_VERSION}"
-    if hello.run_id != outbox.run_id:
-        return f"run {hello.run_id[:_MAX_RUN_ID_CHARS]!r}, this server runs {outbox.run_id!r}"
+    if (mismatch := foreign(outbox.run_id, hello)) is not None:
+        return mismatch
     if not 0 <= hello.rank < hello.world_size <= limits.max_peers:
         return f"rank {hello.rank} of {hello.world_size}, this server takes up to {limits.max_peers} ranks"
     if hello.last_committed < retired:

@@ -13,11 +13,13 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 import xxhash
 from loguru import logger
 
+from transport.answers import foreign
 from transport.errors import TransportError, WeightsError
 from transport.exposure import is_local
 from transport.limits import Limits
@@ -50,7 +52,6 @@ from transport.weights import BroadcastGroup
 _START_S = 30.0
 _JOIN_S = 10.0
 _INSECURE_WARNING_S = 60.0
-_MAX_RUN_ID_CHARS = 100
 Reply = tuple[ServerMessage, list[memoryview]]
 OpenGroup = Callable[[memoryview], BroadcastGroup]
 """Begin to broadcast these bytes in a group of two, without waiting. Raises `WeightsError` if it cannot."""
@@ -85,7 +86,7 @@ class WeightServer:
         self._engines: OrderedDict[bytes, None] = OrderedDict()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
-        self._stop: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._stop: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._run, name="weight server", daemon=True)
 
     def __enter__(self) -> "WeightServer":
@@ -103,9 +104,8 @@ class WeightServer:
     ) -> None:
         """Serve no more."""
         if self._stop is not None:
-            loop, stop = self._stop
             with contextlib.suppress(RuntimeError):  # the loop is closed: the thread has ended by itself
-                loop.call_soon_threadsafe(stop.set)
+                self._stop()
         self._thread.join(_JOIN_S)
 
     def check(self) -> None:
@@ -116,25 +116,25 @@ class WeightServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
+        except asyncio.CancelledError:  # by `__exit__`
+            pass
         except BaseException as error:  # whatever it was: the next publish raises it
             self._failure = error
         finally:
             self._ready.set()
 
     async def _serve(self) -> None:
-        stop = asyncio.Event()
         router = Router(self._keys, self._limits, self._peer_timeout_s)
         self.endpoint = router.bind(self.endpoint)
-        self._stop = (asyncio.get_running_loop(), stop)
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, serving.cancel)
         self._ready.set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 router.start_guards(tasks)
                 tasks.create_task(self._answer_all(router))
                 tasks.create_task(self._warn_of_exposure())
-                tasks.create_task(_until(stop))
-        except* _Stopped:
-            pass
         finally:
             router.close()
 
@@ -164,7 +164,7 @@ class WeightServer:
 
     def _greet(self, identity: bytes, hello: Hello) -> ServerMessage:
         """Of a greeting, only schema and run matter here: an engine has no rank."""
-        reason = refusal(self._run_id, hello)
+        reason = foreign(self._run_id, hello)
         if reason is not None:
             return Refusal(seq=hello.seq, schema_version=SCHEMA_VERSION, reason=reason)
         self._engines[identity] = None
@@ -176,24 +176,6 @@ class WeightServer:
         while self._keys is None and not is_local(self.endpoint):
             logger.warning("{} has no keys and is reachable from other machines (insecure = true)", self.endpoint)
             await asyncio.sleep(_INSECURE_WARNING_S)
-
-
-class _Stopped(Exception):
-    """Ends the task group of a server that was asked to end."""
-
-
-async def _until(stop: asyncio.Event) -> None:
-    await stop.wait()
-    raise _Stopped
-
-
-def refusal(run_id: str, hello: Hello) -> str | None:
-    """Why this engine is not served, or None."""
-    if hello.schema_version != SCHEMA_VERSION:
-        return f"schema version {hello.schema_version}, this server speaks {SCHEMA_VERSION}"
-    if hello.run_id != run_id:
-        return f"run {hello.run_id[:_MAX_RUN_ID_CHARS]!r}, this server has the weights of {run_id!r}"
-    return None
 
 
 def answer(store: WeightStore, limits: Limits, message: ClientMessage, open_group: OpenGroup | None = None) -> Reply:

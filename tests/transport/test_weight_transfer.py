@@ -13,6 +13,7 @@ import zmq
 
 from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.transport.weight_ranks import Tensors, WeightRanks, make_offer
+from transport.answers import foreign
 from transport.codec import decode_client_message, encode
 from transport.errors import BindError, PeerTimeout, Refused, RequestFailed, SecurityError, TransportError, WeightsError
 from transport.limits import Limits
@@ -22,7 +23,7 @@ from transport.manifest import SCHEMA_VERSION
 from transport.messages import Failure, GetManifest, GetWeightBytes, GetWeights, Hello, WeightBytes, Weights, Welcome
 from transport.security import CurveKeys, make_keys
 from transport.weight_client import FetchedWeights, FetchSettings, fetch_weights
-from transport.weight_server import WeightServer, answer, refusal
+from transport.weight_server import WeightServer, answer
 from transport.weight_store import WeightStore
 from transport.weights import BroadcastGroup, WeightOffer, WeightRange, check_offer
 
@@ -102,13 +103,13 @@ def test_bytes_that_do_not_have_the_published_hash_are_refused(ranks: WeightRank
 
 def test_engine_of_another_run_is_refused(ranks: WeightRanks) -> None:
     ranks.put(tensors(), 1)
-    with pytest.raises(Refused, match="run 'theirs', this server has the weights of 'default'"):
+    with pytest.raises(Refused, match="run 'theirs', this server runs 'default'"):
         fetch_weights(ranks.endpoints[0], "theirs", 1, PATIENT, threading.Event())
 
 
 def test_peer_of_another_schema_is_refused_by_name() -> None:
     hello = Hello(seq=1, schema_version=1, run_id="r", rank=0, world_size=1, last_committed=0)
-    assert refusal("r", hello) == f"schema version 1, this server speaks {SCHEMA_VERSION}"
+    assert foreign("r", hello) == f"schema version 1, this server speaks {SCHEMA_VERSION}"
 
 
 def test_question_for_batches_is_answered_with_a_failure() -> None:
