@@ -11,7 +11,7 @@ from orchestrator.config_rules import check_engines, check_env, check_labels
 from orchestrator.curriculum.config import CurriculumConfig, NoCurriculumConfig
 from orchestrator.engines.config import EnginesConfig
 from runtime.config import Config, HealthConfig, ServiceConfig
-from transport.exposure import is_local
+from transport.exposure import check_bind
 
 
 class ModelConfig(Config):
@@ -176,11 +176,7 @@ class BatchServerConfig(Config):
     def _check_exposure(self) -> "BatchServerConfig":
         if self.keys_dir is not None and self.insecure:
             raise ValueError("keys_dir and insecure = true contradict each other: remove one")
-        if self.keys_dir is None and not self.insecure and not is_local(self.endpoint):
-            raise ValueError(
-                f"endpoint {self.endpoint} is reachable from other machines: set keys_dir (`rl keys DIR` makes keys), "
-                "or insecure = true"
-            )
+        check_bind(self.endpoint, has_keys=self.keys_dir is not None, insecure=self.insecure)
         return self
 
 

@@ -51,8 +51,8 @@ class LinkDown(TransportError):
     """One connection broke; a new one may do."""
 
 
-class SecurityError(TransportError):
-    """Keys that are missing, unsafe or needed."""
+class SecurityError(TransportError, ValueError):
+    """Keys that are missing, unsafe or needed. A `ValueError`, so that a config can check, too."""
 
 
 class BindError(TransportError):

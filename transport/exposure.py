@@ -2,6 +2,7 @@
 
 import ipaddress
 
+from transport.errors import SecurityError
 from transport.netloc import netloc
 
 _LOCAL_SCHEMES = ("ipc", "inproc")
@@ -21,6 +22,15 @@ def is_local(endpoint: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_bind(endpoint: str, *, has_keys: bool, insecure: bool) -> None:
+    """Raise `SecurityError` for an endpoint that other machines reach, unless there are keys or `insecure` is set."""
+    if not (has_keys or insecure or is_local(endpoint)):
+        raise SecurityError(
+            f"{endpoint} is reachable from other machines and has no keys: set keys_dir (`rl keys DIR` makes keys), "
+            "bind a loopback address, or set insecure = true"
+        )
 
 
 def is_wildcard(endpoint: str) -> bool:

@@ -15,7 +15,6 @@ import zmq
 from zmq.utils import z85
 
 from transport.errors import SecurityError
-from transport.exposure import is_local
 
 _Z85_KEY_CHARS = 40
 _Z85_ALPHABET = frozenset(z85.Z85CHARS)
@@ -59,15 +58,6 @@ def make_keys(directory: Path, names: tuple[str, ...] = ("server", "client")) ->
         written.append(_write_new(directory / f"{name}.secret", secret, 0o600))
         written.append(_write_new(directory / f"{name}.public", public, 0o644))
     return written
-
-
-def check_bind(endpoint: str, keys: CurveKeys | None, insecure: bool) -> None:
-    """Raise `SecurityError` for an endpoint that other machines reach, unless there are keys or `insecure` is set."""
-    if keys is None and not insecure and not is_local(endpoint):
-        raise SecurityError(
-            f"{endpoint} is reachable from other machines and has no keys: make some with `rl keys DIR`, "
-            "bind a loopback address, or set insecure = true"
-        )
 
 
 def _write_new(path: Path, key: bytes, mode: int) -> Path:

@@ -22,13 +22,13 @@ from loguru import logger
 from transport.batch import EncodedBatch
 from transport.desk import Desk
 from transport.errors import FrameTooLarge, PeerTimeout
-from transport.exposure import is_local
+from transport.exposure import check_bind, is_local
 from transport.limits import Limits
 from transport.outbox import Outbox
 from transport.peers import PeerStatus, PeerTable
 from transport.progress import PublishedWeights
 from transport.router import Router
-from transport.security import CurveKeys, check_bind
+from transport.security import CurveKeys
 
 _INSECURE_WARNING_S = 60.0
 
@@ -50,7 +50,7 @@ class BatchServer:
         peer_timeout_s: float = 3.0,
         park_s: float = 1.0,
     ) -> None:
-        check_bind(endpoint, keys, insecure)
+        check_bind(endpoint, has_keys=keys is not None, insecure=insecure)
         self.endpoint = endpoint
         self.outbox = outbox
         self._is_exposed = keys is None and not is_local(endpoint)

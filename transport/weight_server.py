@@ -21,7 +21,7 @@ from loguru import logger
 
 from transport.answers import foreign
 from transport.errors import TransportError, WeightsError
-from transport.exposure import is_local
+from transport.exposure import check_bind, is_local
 from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import (
@@ -45,7 +45,7 @@ from transport.messages import (
 )
 from transport.rejections import Reason
 from transport.router import Incoming, Router
-from transport.security import CurveKeys, check_bind
+from transport.security import CurveKeys
 from transport.weight_store import WeightStore
 from transport.weights import BroadcastGroup
 
@@ -75,7 +75,7 @@ class WeightServer:
         peer_timeout_s: float = 3.0,
         open_group: OpenGroup | None = None,
     ) -> None:
-        check_bind(endpoint, keys, insecure)
+        check_bind(endpoint, has_keys=keys is not None, insecure=insecure)
         self.endpoint = endpoint
         self._run_id = run_id
         self._store = store

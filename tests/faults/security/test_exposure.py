@@ -26,7 +26,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:29600", "tcp://*:29600", "tcp://10.0.0.3:1", "tcp://[::]:1"])
 def test_batch_server_that_others_reach_needs_keys(endpoint: str) -> None:
-    with pytest.raises(ValueError, match="reachable from other machines: set keys_dir"):
+    with pytest.raises(ValueError, match="reachable from other machines and has no keys: set keys_dir"):
         BatchServerConfig(endpoint=endpoint)
     assert BatchServerConfig(endpoint=endpoint, keys_dir=Path("keys")).keys_dir == Path("keys")
     assert BatchServerConfig(endpoint=endpoint, insecure=True).insecure
