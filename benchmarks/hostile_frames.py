@@ -57,12 +57,13 @@ class HonestTrainer:
             self.error = error
 
     def _fetch(self) -> None:
-        expected = list(make_batch().frames)
+        batch = make_batch()
+        expected = list(batch.frames)
         with BatchClient(self.endpoint, RUN, connect_timeout_s=30, lost_timeout_s=60) as client:
             client.hello()
             while not self.stop.is_set():
                 started = time.monotonic()
-                samples = client.samples(1, range(NUM_SAMPLES))
+                samples = client.samples(batch.manifest, range(NUM_SAMPLES))
                 assert [encode(sample) for sample in samples] == expected
                 self.longest_s = max(self.longest_s, time.monotonic() - started)
                 self.num_fetches += 1

@@ -197,7 +197,7 @@ def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, lis
         client.hello()
         for step in range(1, NUM_BATCHES + 1):
             served, marks, wall = _served_s(pipe), [time.process_time()], time.perf_counter()
-            samples = client.samples(step, range(NUM_SAMPLES))
+            samples = client.samples(client.manifest(step), range(NUM_SAMPLES))
             walls.append(time.perf_counter() - wall)
             marks.append(time.process_time())
             intake = take_in(dict(enumerate(samples)), spec, seq_len=1024)

@@ -88,7 +88,7 @@ def train(endpoint: str, run_id: str, step_s: float) -> dict[str, float]:
         step = client.hello()
         asked = time.monotonic()
         while (manifest := client.manifest(step)) is not None:
-            client.samples(step, range(manifest.num_samples))
+            client.samples(manifest, range(manifest.num_samples))
             num_samples += manifest.num_samples
             num_tokens += int(manifest.columns.loss_tokens.numpy().sum())
             waited_s += time.monotonic() - asked if began else 0.0

@@ -62,7 +62,7 @@ Step = Callable[[], float]
 def make_samples(data: FakeDataConfig) -> list[TrainingSample]:
     """One batch."""
     source = FakeSource(data, "bench", seq_len=SEQ_LEN, vocab_size=int(MODEL["vocab_size"]), seed=0)
-    return list(source.samples(1, range(data.batch_size)))
+    return list(source.samples(source.manifest(1), range(data.batch_size)))
 
 
 def our_step(path: Path, samples: list[TrainingSample]) -> Step:

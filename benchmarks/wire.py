@@ -225,8 +225,8 @@ def bench_tandem_link(batch: EncodedBatch, keys: Path | None) -> dict[str, float
         try:
             with BatchClient(endpoint, RUN, keys=CurveKeys.for_client(keys) if keys else None) as client:
                 client.hello()
-                fetch = lambda: client.samples(1, range(NUM_SAMPLES))  # noqa: E731
-                return timed_link(fetch, lambda: client.samples(1, [0]), batch.num_bytes)
+                fetch = lambda: client.samples(batch.manifest, range(NUM_SAMPLES))  # noqa: E731
+                return timed_link(fetch, lambda: client.samples(batch.manifest, [0]), batch.num_bytes)
         finally:
             _stop(process)
 

@@ -44,7 +44,6 @@ def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:
         prompt=int32_vector(request.token_ids),
         max_tokens=request.max_tokens,
         temperature=request.temperature,
-        top_p=request.top_p,
         seed=request.seed,
         stop_token_ids=frozenset(request.stop_token_ids),
         images=images_of(request, limits.images),

@@ -148,7 +148,7 @@ class Batcher:
         started = time.monotonic()
         what = f"the trainer to train step {self._server.last_trained + 1} ({self._max_ahead} batches may be untrained)"
         with self._health.waiting(what, loop=LOOP):
-            await self._server.wait_untrained_below(self._max_ahead)
+            await self._server.until(lambda: self._server.outbox.num_untrained < self._max_ahead)
         self.waited_for_trainer_s += time.monotonic() - started
 
     async def _ship(self, cut: Cut) -> None:

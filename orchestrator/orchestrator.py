@@ -255,7 +255,7 @@ class Orchestrator:
         """
         last_step = self._config.max_steps
         with self._health.waiting(f"the trainer to train step {last_step}"):
-            await self._server.wait_trained(last_step)
+            await self._server.until(lambda: self._server.last_trained >= last_step)
         weights = self._server.weights
         if weights is not None:
             pinned_s = self._config.eval.timeout_s if self._config.eval.envs else 0.0
@@ -275,7 +275,7 @@ class Orchestrator:
         await self._until_last_version_lives()
         while True:
             with self._health.waiting(f"the trainer to commit step {last_step}"):
-                await self._server.wait_committed(last_step)
+                await self._server.until(lambda: self._server.last_committed >= last_step)
             await self._until_trainer_leaves()
             if self._server.last_committed >= last_step:
                 break

@@ -4,11 +4,12 @@ It runs in the event loop itself: a loop that is stuck shows nothing new, and an
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.lineup import Lineup
 from runtime.health import Fact, Health
-from transport.peers import PeerStatus
+from transport.peers import Peer
 from transport.server import BatchServer
 
 PULSE_S = 0.5
@@ -48,8 +49,9 @@ class Pulse:
         trained = max(self._server.last_trained, 0 if weights is None else weights.version)
         untrained = self._lineup.next_step - 1 - trained
         facts = pipeline_facts(self._in_flight(), self._lineup.pending_rollouts, untrained, self._batch_size)
+        facts |= trainer_facts(self._server.peers(), time.monotonic())
         strangers = rejection_facts(self._server.rejections())
-        self._health.set_facts(**facts, **trainer_facts(self._server.peers()), **strangers, **self._more_facts())
+        self._health.set_facts(**facts, **strangers, **self._more_facts())
 
 
 def pipeline_facts(in_flight: int, pending: int, num_untrained: int, batch_size: int) -> dict[str, Fact]:
@@ -66,9 +68,9 @@ def pipeline_facts(in_flight: int, pending: int, num_untrained: int, batch_size:
     }
 
 
-def trainer_facts(peers: Sequence[PeerStatus]) -> dict[str, Fact]:
-    """Which ranks of the trainer are there, in numbers and in words."""
-    silent = [f"rank {peer.rank} has been silent for {peer.silent_s:.0f} s" for peer in peers if not peer.alive]
+def trainer_facts(peers: Sequence[Peer], now: float) -> dict[str, Fact]:
+    """Which ranks of the trainer are there, in numbers and in words. `now` is in monotonic seconds."""
+    silent = [f"rank {peer.rank} has been silent for {now - peer.last_seen:.0f} s" for peer in peers if not peer.alive]
     words = "; ".join(silent) if silent else "connected" if peers else "no trainer is connected"
     return {"trainer": words, "trainer_ranks": sum(peer.alive for peer in peers), "silent_ranks": len(silent)}
 

@@ -26,8 +26,8 @@ class BatchSource(Protocol):
         """Batch `step`, waiting for it as long as the peer lives and no stop is requested."""
         ...
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        """One sample per row of batch `step`, in the order asked, checked against the manifest's hashes."""
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        """One sample per row of the batch, in the order asked, checked against the manifest's hashes."""
         ...
 
     def published(self, weights: PublishedWeights) -> None:
@@ -77,4 +77,4 @@ class Batch:
 
     def fetch(self, rows: Sequence[int]) -> dict[int, TrainingSample]:
         """Samples by row."""
-        return dict(zip(rows, self.source.samples(self.step, rows), strict=True))
+        return dict(zip(rows, self.source.samples(self.manifest, rows), strict=True))

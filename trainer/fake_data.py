@@ -46,9 +46,9 @@ class FakeSource(Unattended):
         """Batch `step`; there is always one."""
         return build_batch(self._run_id, step, self._samples(step)).manifest
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        """Samples of batch `step`."""
-        batch = build_batch(self._run_id, step, self._samples(step))
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        """Samples of the batch."""
+        batch = build_batch(self._run_id, manifest.step, self._samples(manifest.step))
         return decode_rows(batch.manifest, rows, [batch.frames[row] for row in rows])
 
     def _samples(self, step: int) -> list[TrainingSample]:

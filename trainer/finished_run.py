@@ -7,6 +7,7 @@ that the last step is committed. There is nothing left to fetch, and nobody left
 from collections.abc import Sequence
 
 from trainer.batch_source import NoBatch, Unattended
+from transport.manifest import BatchManifest
 from transport.sample import TrainingSample
 
 
@@ -17,6 +18,6 @@ class FinishedRun(Unattended):
         """The run is over."""
         return NoBatch.END
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
         """Never asked for: there is no batch."""
-        raise AssertionError(f"samples of batch {step} of a finished run")
+        raise AssertionError(f"samples of batch {manifest.step} of a finished run")

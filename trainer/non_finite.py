@@ -45,7 +45,7 @@ class NonFiniteGuard:
         rows = range(batch.manifest.num_samples)
         path = batch_path(self._folder, batch.step)
         try:
-            samples = batch.source.samples(batch.step, rows)
+            samples = batch.source.samples(batch.manifest, rows)
             self._folder.mkdir(parents=True, exist_ok=True)
             write_durably(path, file_chunks(build_batch(batch.manifest.run_id, batch.step, samples)))
         except OSError as error:  # the batch is a help for people; a full disk must not hide the real trouble

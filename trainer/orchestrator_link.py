@@ -66,10 +66,10 @@ class OrchestratorLink:
         except StopWaiting:
             return NoBatch.STOP
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        """Rows of batch `step`. Its step has begun on all ranks, so a stop request does not end this wait."""
-        with self._call(f"samples of batch {step}", interruptible=False):
-            return self._client.samples(step, rows)
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        """Rows of a batch. Its step has begun on all ranks, so a stop request does not end this wait."""
+        with self._call(f"samples of batch {manifest.step}", interruptible=False):
+            return self._client.samples(manifest, rows)
 
     def published(self, weights: PublishedWeights) -> None:
         """Tell of a policy version."""
@@ -102,7 +102,6 @@ class OrchestratorLink:
     @contextmanager
     def _call(self, what: str, *, interruptible: bool) -> Iterator[None]:
         self._waiting_for, self._interruptible = what, interruptible
-        self._client.activity = f"waits for {what}"
         try:
             with self._health.waiting(what):
                 yield
@@ -112,8 +111,6 @@ class OrchestratorLink:
             raise UserError(str(error)) from error
         except (RequestFailed, CodecError) as error:  # the bytes are damaged where they lie, or on every way here
             raise StorageError(f"the orchestrator cannot give {what}: {error}") from error
-        finally:
-            self._client.activity = "trains"
 
     def _on_link(self, problem: str) -> None:
         """The connection was lost or is back, perhaps noticed by a heartbeat during a step."""

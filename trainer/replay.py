@@ -38,11 +38,10 @@ class ReplaySource(Unattended):
             )
         return self._file(step).manifest
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
         """Samples of the recorded batch."""
-        file = self._file(step)
         try:
-            return decode_rows(file.manifest, rows, file.frames(rows))
+            return decode_rows(manifest, rows, self._file(manifest.step).frames(rows))
         except TransportError as error:
             raise UserError(f"cannot replay: {error}") from error
 

@@ -65,7 +65,7 @@ def answer_hello(outbox: Outbox, limits: Limits, hello: Hello) -> Welcome | Refu
     reason = refusal(outbox, limits, hello)
     if reason is not None:
         return Refusal(seq=hello.seq, schema_version=SCHEMA_VERSION, reason=reason)
-    return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION, next_step=hello.last_committed + 1)
+    return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION)
 
 
 def has_lost_commit(outbox: Outbox, hello: Hello) -> bool:
@@ -81,7 +81,7 @@ def has_fallen_back(outbox: Outbox, hello: Hello) -> bool:
 def answer_manifest(outbox: Outbox, last_step: int | None, ask: GetManifest) -> ServerMessage | None:
     """The manifest, the end of the run, or why it cannot be; None while the batch is still to be cut."""
     if last_step is not None and ask.step > last_step:
-        return EndOfRun(seq=ask.seq, last_step=last_step)
+        return EndOfRun(seq=ask.seq)
     if ask.step == outbox.next_step:
         return None
     if ask.step > outbox.next_step:
@@ -107,7 +107,7 @@ def answer_samples(outbox: Outbox, limits: Limits, ask: GetSamples) -> Reply:
         num_bytes = int(sizes[rows].sum())
         if rows.size > 1 and num_bytes > limits.max_reply_bytes:
             return _failure(ask.seq, f"{num_bytes} bytes in one reply, the limit is {limits.max_reply_bytes}")
-        return Samples(seq=ask.seq, step=ask.step), outbox.frames(ask.step, rows.tolist())
+        return Samples(seq=ask.seq), outbox.frames(ask.step, rows.tolist())
     except TransportError as error:
         return _failure(ask.seq, str(error))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from transport.batch import EncodedBatch
 from transport.codec import decode_manifest, encode, frame_hash
-from transport.errors import OutboxError, TransportError
+from transport.errors import OutboxError, SchemaMismatch, TransportError
 from transport.manifest import BatchManifest
 from transport.tensor import Buffer
 
@@ -90,5 +90,10 @@ class BatchFile:
             raise OutboxError(f"{self.path} is corrupt: its manifest does not have the hash its head promises")
         try:
             return decode_manifest(data), _HEAD.size + size, num_bytes
+        except SchemaMismatch as error:
+            raise OutboxError(
+                f"{self.path} is a batch of schema version {error.theirs}, this tandem-rl has {error.ours}: go on with "
+                "the tandem-rl that wrote it, or start a new run from the last weights that it published"
+            ) from error
         except TransportError as error:
             raise OutboxError(f"{self.path} cannot be used: {error}") from error

@@ -3,7 +3,7 @@
     with BatchClient("tcp://127.0.0.1:29600", "run", rank=rank, world_size=world_size, last_committed=step) as client:
         client.hello()
         while (manifest := client.manifest(step + 1)) is not None:      # None: the run has ended
-            samples = client.samples(step + 1, rows)                    # only these rows travel
+            samples = client.samples(manifest, rows)                    # only these rows travel
             ...
             client.weights_published(step + 1, path, digest)            # rank 0
             client.trained(step + 1)                                    # every rank
@@ -52,8 +52,6 @@ _MAX_FETCHES = 3
 _FETCH_BYTES = 16 << 20
 """What is asked for at once, if a reply may have so much. The server holds a reply until it has left, and two or three
 of them when its machine is busy: with more, that memory is felt; with less, the round trips are."""
-_MAX_MANIFESTS = 4
-"""Manifests that are remembered to check frames against."""
 _MAX_REASON_CHARS = 500
 
 
@@ -93,7 +91,6 @@ class BatchClient:
         self._connect_timeout_s = connect_timeout_s
         self._lost_timeout_s = lost_timeout_s
         self._on_wait = on_wait
-        self._manifests: dict[int, BatchManifest] = {}
         self._link = Link(
             endpoint,
             self._introduction,
@@ -113,18 +110,10 @@ class BatchClient:
     ) -> None:
         self.close("done" if error is None else f"{type(error).__name__}: {error}")
 
-    @property
-    def activity(self) -> str:
-        """What this rank does or waits for, for the server's health page. Set it freely."""
-        return self._link.activity
-
-    @activity.setter
-    def activity(self, value: str) -> None:
-        self._link.activity = value
-
     def hello(self) -> int:
         """Be welcomed; returns the step to continue with."""
-        return self._link.connect(self._connect_timeout_s).next_step
+        self._link.connect(self._connect_timeout_s)
+        return self._last_committed + 1
 
     def manifest(self, step: int) -> BatchManifest | None:
         """The checked manifest of batch `step`; None if the run ends before it.
@@ -132,26 +121,23 @@ class BatchClient:
         Waits as long as the server says that the batch is to come; `on_wait` hears, about once a second, what the
         orchestrator itself waits for, and may raise to end the wait.
         """
-        while step not in self._manifests:
+        while True:
             match self._ask(lambda seq: GetManifest(seq=seq, step=step))[0]:
                 case EndOfRun():
                     return None
                 case NotReady(waiting_for=waiting_for):
                     self._on_wait(waiting_for or f"batch {step}")
                 case Manifest(manifest=manifest):
-                    self._remember(step, manifest)
+                    self._check(step, manifest)
+                    return manifest
                 case other:
                     raise _unexpected(other)
-        return self._manifests[step]
 
-    def samples(self, step: int, rows: Sequence[int]) -> list[TrainingSample]:
-        """The samples of `rows` of batch `step`, in that order, each checked against the manifest's hash.
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> list[TrainingSample]:
+        """The samples of `rows` of a batch, in that order, each checked against the manifest's hash.
 
         Fetched piece by piece, within `Limits.max_reply_bytes`; `CorruptFrame` if one arrives damaged several times.
         """
-        manifest = self.manifest(step)
-        if manifest is None:
-            raise RequestFailed(f"batch {step} does not exist: the run has ended")
         limit = min(_FETCH_BYTES, self._limits.max_reply_bytes)
         chunks = _chunks(rows, manifest.columns.num_bytes.numpy(), limit)
         return [sample for chunk in chunks for sample in self._fetch(manifest, chunk)]
@@ -173,7 +159,7 @@ class BatchClient:
         if self._rank == 0:
             self._report(lambda seq: Trained(seq=seq, step=step))
         else:
-            self._ask(lambda seq: Ping(seq=seq, waiting_for=self.activity))
+            self._ask(lambda seq: Ping(seq=seq))
 
     def committed(self, step: int) -> None:
         """A durable checkpoint contains batch `step`: the orchestrator may forget it.
@@ -215,13 +201,10 @@ class BatchClient:
                     raise CorruptFrame(f"batch {manifest.step} arrived damaged {attempt} times: {error}") from error
         raise AssertionError("unreachable")
 
-    def _remember(self, step: int, manifest: BatchManifest) -> None:
+    def _check(self, step: int, manifest: BatchManifest) -> None:
         check_manifest(manifest)
         if (manifest.step, manifest.run_id) != (step, self._run_id):
             raise CodecError(f"asked for batch {step} of {self._run_id}, got {manifest.step} of {manifest.run_id}")
-        self._manifests[step] = manifest
-        if len(self._manifests) > _MAX_MANIFESTS:
-            del self._manifests[next(iter(self._manifests))]  # the one asked for longest ago
 
     def _report(self, make: Callable[[int], ClientMessage]) -> None:
         reply, _ = self._ask(make)

@@ -88,17 +88,15 @@ class Desk:
                 await self._get_manifest(peer, peer.parked)
             if peer.parked is not None and now >= peer.parked_until:
                 ask, peer.parked = peer.parked, None
-                await self._reply(peer, NotReady(seq=ask.seq, step=ask.step, waiting_for=self.waiting_for))
+                await self._reply(peer, NotReady(seq=ask.seq, waiting_for=self.waiting_for))
         for peer in self._peers.newly_silent(now):
             logger.warning("{} fell silent", peer.name)
             self._notify()
 
     async def _dispatch(self, peer: Peer, message: ClientMessage, tasks: asyncio.TaskGroup) -> None:
         match message:
-            case Ping(seq=seq, waiting_for=waiting_for):
-                if waiting_for:  # else it has nothing to add to what it asked for
-                    peer.waiting_for = printable(waiting_for)
-                await self._reply(peer, Pong(seq=seq, waiting_for=self.waiting_for))
+            case Ping(seq=seq):
+                await self._reply(peer, Pong(seq=seq))
             case Bye(seq=seq, reason=reason):
                 logger.info("{} leaves: {}", peer.name, printable(reason))
                 await self._reply(peer, Ack(seq=seq))
@@ -147,11 +145,10 @@ class Desk:
         reply = answer_manifest(self._outbox, self.last_step, ask)
         if reply is not None:
             if peer.parked is None or peer.parked.seq <= ask.seq:  # an old question that comes again ends no wait
-                peer.parked, peer.waiting_for = None, ""
+                peer.parked = None
             await self._reply(peer, reply)
         elif peer.parked is not ask:
             peer.parked, peer.parked_until = ask, time.monotonic() + self._park_s
-            peer.waiting_for = f"batch {ask.step}"
 
     async def _get_samples(self, peer: Peer, ask: GetSamples) -> None:
         reply, frames = await asyncio.to_thread(answer_samples, self._outbox, self._limits, ask)

@@ -28,7 +28,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_tokens: int
     temperature: float = 1.0
     """0 is greedy."""
-    top_p: float = 1.0
     seed: int | None = None
     """Same seed, same weights, same prompt: same tokens, whatever else is in the engine's batch."""
     stop_token_ids: tuple[int, ...] = ()

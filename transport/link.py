@@ -55,7 +55,6 @@ class Link:
         on_wait: Callable[[str], None],
         on_link: Callable[[str], None],
     ) -> None:
-        self.activity = ""
         self._endpoint = endpoint
         self._introduce = introduce
         self._keys = keys
@@ -66,7 +65,7 @@ class Link:
         self._on_link = on_link
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection: Connection | None = None
-        self._welcome: Welcome | None = None
+        self._is_welcome = False
         self._is_wanted = False
         self._problem: str | None = None
         self._heard_at = self._pinged_at = 0.0
@@ -76,10 +75,10 @@ class Link:
         self._heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heartbeat.start()
 
-    def connect(self, timeout_s: float) -> Welcome:
+    def connect(self, timeout_s: float) -> None:
         """Be welcomed by the server. `Refused` or `SchemaMismatch` if it will not, `PeerTimeout` if it is not there."""
         with self._lock:
-            return self._persist(self._connected, timeout_s)[1]
+            self._persist(self._connected, timeout_s)
 
     def ask(self, make: Callable[[int], ClientMessage], timeout_s: float) -> Received:
         """The server's answer to the message that `make(seq)` builds; `PeerTimeout` if it is away for `timeout_s`."""
@@ -96,7 +95,7 @@ class Link:
         self._heartbeat.join()
         with self._lock:
             with contextlib.suppress(TransportError):  # a server that is gone needs no goodbye
-                if self._connection is not None and self._welcome is not None:
+                if self._connection is not None and self._is_welcome:
                     bye = Bye(seq=next(self._seq), reason=reason)
                     self._exchange(self._connection, bye, time.monotonic() + _FAREWELL_S, _FAREWELL_S)
             self._drop()
@@ -132,7 +131,7 @@ class Link:
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
 
     def _answer(self, message: ClientMessage, deadline: float) -> Received:
-        connection, _ = self._connected(deadline)
+        connection = self._connected(deadline)
         started = time.monotonic()
         try:
             received = self._exchange(connection, message, deadline, self._patience_s)
@@ -143,11 +142,12 @@ class Link:
         self._patience_s = self._peer_timeout_s
         return received
 
-    def _connected(self, deadline: float) -> tuple[Connection, Welcome]:
+    def _connected(self, deadline: float) -> Connection:
         connection = self._opened()
-        if self._welcome is None:
-            self._welcome = self._greet(connection, deadline)
-        return connection, self._welcome
+        if not self._is_welcome:
+            self._greet(connection, deadline)
+            self._is_welcome = True
+        return connection
 
     def _opened(self) -> Connection:
         if self._connection is None:
@@ -156,7 +156,7 @@ class Link:
             self._is_wanted = True
         return self._connection
 
-    def _greet(self, connection: Connection, deadline: float) -> Welcome:
+    def _greet(self, connection: Connection, deadline: float) -> None:
         reply, _ = self._exchange(connection, self._introduce(next(self._seq)), deadline, self._peer_timeout_s)
         if isinstance(reply, Welcome | Refusal) and reply.schema_version != SCHEMA_VERSION:
             raise SchemaMismatch(SCHEMA_VERSION, reply.schema_version)
@@ -164,7 +164,6 @@ class Link:
             raise Refused(f"{self._endpoint} refuses us: {reply.reason}")
         if not isinstance(reply, Welcome):
             raise LinkDown(f"{self._endpoint} answered Hello with {type(reply).__name__}")
-        return reply
 
     def _exchange(self, connection: Connection, message: ClientMessage, deadline: float, patience_s: float) -> Received:
         """The answer to `message`. `LinkDown` after `patience_s` of silence, or when the answer takes too long."""
@@ -201,7 +200,7 @@ class Link:
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection, self._welcome = None, None
+        self._connection, self._is_welcome = None, False
 
     def _note(self, problem: str) -> None:
         """Tell of a change: the connection was lost, or is back."""
@@ -231,11 +230,9 @@ class Link:
         connection = self._opened()
         while (received := connection.try_receive()) is not None:
             self._heard_at = max(self._heard_at, self._pinged_at)  # it answered that beat, at some time since
-            if isinstance(received[0], Stranger):
-                self._welcome = None
-            elif isinstance(received[0], Welcome):
-                self._welcome = received[0]
-            if self._welcome is not None:
+            if isinstance(received[0], Stranger | Welcome):
+                self._is_welcome = isinstance(received[0], Welcome)
+            if self._is_welcome:
                 self._note("")
         now = time.monotonic()
         if now - self._heard_at >= self._peer_timeout_s:
@@ -246,5 +243,5 @@ class Link:
     def _send_ping(self, connection: Connection) -> bool:
         """A heartbeat, or a greeting where there was none yet. Never blocks."""
         seq = next(self._seq)
-        message = Ping(seq=seq, waiting_for=self.activity) if self._welcome is not None else self._introduce(seq)
+        message = Ping(seq=seq) if self._is_welcome else self._introduce(seq)
         return connection.try_send(encode(message))

@@ -9,7 +9,7 @@ import msgspec
 from transport.errors import CodecError
 from transport.tensor import EncodedTensor
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Bumped by every change of a wire type; a peer of another version is refused at `Hello`."""
 
 TEXT, IMAGE = 0, 1

@@ -93,9 +93,7 @@ class GetBroadcast(_Message, frozen=True, tag="get_broadcast"):
 
 
 class Ping(_Message, frozen=True, tag="ping"):
-    """Heartbeat; `waiting_for` is what the sender waits for, for people. Answered by `Pong`."""
-
-    waiting_for: str = ""
+    """Heartbeat. Answered by `Pong`."""
 
 
 class Bye(_Message, frozen=True, tag="bye"):
@@ -105,10 +103,9 @@ class Bye(_Message, frozen=True, tag="bye"):
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The server accepts the client; `next_step` is the first step it can serve to it."""
+    """The server accepts the client."""
 
     schema_version: int
-    next_step: int
 
 
 class Refusal(_Message, frozen=True, tag="refusal"):
@@ -129,22 +126,17 @@ class Manifest(_Message, frozen=True, tag="manifest"):
 
 
 class NotReady(_Message, frozen=True, tag="not_ready"):
-    """Batch `step` does not exist yet; `waiting_for` says what the orchestrator waits for."""
+    """The batch does not exist yet; `waiting_for` says what the orchestrator waits for."""
 
-    step: int
     waiting_for: str = ""
 
 
 class EndOfRun(_Message, frozen=True, tag="end_of_run"):
-    """There will be no batch after `last_step`."""
-
-    last_step: int
+    """The batch will never exist: the run ends before it."""
 
 
 class Samples(_Message, frozen=True, tag="samples"):
     """Followed by one frame per requested row, in the order asked."""
-
-    step: int
 
 
 class Weights(_Message, frozen=True, tag="weights"):
@@ -172,8 +164,6 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 class Pong(_Message, frozen=True, tag="pong"):
     """Answer to `Ping`."""
-
-    waiting_for: str = ""
 
 
 class Failure(_Message, frozen=True, tag="failure"):

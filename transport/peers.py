@@ -1,4 +1,4 @@
-"""`PeerTable`: the trainer ranks a server knows, when each was last heard, and what each waits for.
+"""`PeerTable`: the trainer ranks a server knows, and when each was last heard.
 
 One connection per rank: a rank that says `Hello` on a new connection leaves its old one, and a trainer that comes back
 with another world size leaves all old ones. Time is a parameter (monotonic seconds).
@@ -22,8 +22,8 @@ class Peer:
     world_size: int
     address: str
     last_seen: float
+    """Monotonic seconds."""
     alive: bool = True
-    waiting_for: str = ""
     is_busy: bool = False
     """A request of this peer is being served."""
     parked: GetManifest | None = None
@@ -36,17 +36,6 @@ class Peer:
         return f"trainer rank {self.rank} at {self.address}"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerStatus:
-    """A row for `/health`."""
-
-    rank: int
-    address: str
-    alive: bool
-    silent_s: float
-    waiting_for: str
-
-
 class PeerTable:
     """Peers by connection. `peer_timeout_s` of silence make a peer count as dead until it speaks again."""
 
@@ -56,7 +45,8 @@ class PeerTable:
         self._left: dict[bytes, None] = {}
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(tuple(self._peers.values()))
+        """In the order of their ranks."""
+        return iter(sorted(self._peers.values(), key=lambda peer: peer.rank))
 
     def find(self, identity: bytes) -> Peer | None:
         """The peer of a connection that said `Hello`."""
@@ -95,13 +85,3 @@ class PeerTable:
         for peer in dead:
             peer.alive = False
         return dead
-
-    def status(self, now: float) -> tuple[PeerStatus, ...]:
-        """All ranks in order."""
-        rows = sorted(self._peers.values(), key=lambda peer: peer.rank)
-        return tuple(_status(peer, now, self._timeout_s) for peer in rows)
-
-
-def _status(peer: Peer, now: float, timeout_s: float) -> PeerStatus:
-    silent_s = max(0.0, now - peer.last_seen)
-    return PeerStatus(peer.rank, peer.address, silent_s <= timeout_s, silent_s, peer.waiting_for)

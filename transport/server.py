@@ -2,11 +2,11 @@
 
     async with BatchServer("tcp://127.0.0.1:29600", outbox) as server, asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve())          # runs until cancelled; a bug in here ends the task group
-        await server.wait_untrained_below(max_ahead)
+        await server.until(lambda: outbox.num_untrained < max_ahead)
         await server.publish(batch)                # durable first, then announced
         weights = await server.wait_weights(seen)  # the newest announcement that differs from `seen`
         server.end(last_step)                      # ranks that ask beyond it get EndOfRun
-        await server.wait_committed(last_step)
+        await server.until(lambda: server.last_committed >= last_step)
 
 What the trainer reports is state (`outbox.progress`), not a queue of events: bounded by construction, the same after a
 repeat, and still there after a restart. The event loop itself answers heartbeats, so a loop that is stuck looks dead.
@@ -21,11 +21,11 @@ from loguru import logger
 
 from transport.batch import EncodedBatch
 from transport.desk import Desk
-from transport.errors import FrameTooLarge, PeerTimeout
+from transport.errors import FrameTooLarge
 from transport.exposure import check_bind, is_local
 from transport.limits import Limits
 from transport.outbox import Outbox
-from transport.peers import PeerStatus, PeerTable
+from transport.peers import Peer, PeerTable
 from transport.progress import PublishedWeights
 from transport.router import Router
 from transport.security import CurveKeys
@@ -101,27 +101,16 @@ class BatchServer:
         """There will be no batch after `last_step`."""
         self._desk.last_step = last_step
 
-    async def wait_untrained_below(self, num_batches: int, timeout_s: float | None = None) -> None:
-        """Return once fewer than `num_batches` batches are untrained; `PeerTimeout` after `timeout_s`."""
-        await self._wait_until(lambda: self.outbox.num_untrained < num_batches, "a batch to be trained", timeout_s)
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        """Return once `predicate()` is true; it is asked whenever progress or the set of ranks has changed."""
+        while not predicate():
+            await self._changed.wait()
 
-    async def wait_trained(self, step: int, timeout_s: float | None = None) -> None:
-        """Return once the optimizer used batch `step`; `PeerTimeout` after `timeout_s`."""
-        await self._wait_until(lambda: self.last_trained >= step, f"step {step} to be trained", timeout_s)
-
-    async def wait_committed(self, step: int, timeout_s: float | None = None) -> None:
-        """Return once a durable checkpoint contains `step`; `PeerTimeout` after `timeout_s`."""
-        await self._wait_until(lambda: self.last_committed >= step, f"step {step} to be committed", timeout_s)
-
-    async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
-        """The newest announcement, once it differs from `seen`; `PeerTimeout` after `timeout_s`."""
-        await self._wait_until(lambda: self.weights not in (None, seen), "new weights", timeout_s)
+    async def wait_weights(self, seen: PublishedWeights | None) -> PublishedWeights:
+        """The newest announcement, once it differs from `seen`."""
+        await self.until(lambda: self.weights not in (None, seen))
         assert self.weights is not None
         return self.weights
-
-    async def wait_peers(self, num_peers: int, timeout_s: float | None = None) -> None:
-        """Return once exactly `num_peers` ranks are connected (0: all have left); `PeerTimeout` after `timeout_s`."""
-        await self._wait_until(lambda: len(self.peers()) == num_peers, f"{num_peers} trainer ranks", timeout_s)
 
     @property
     def waiting_for(self) -> str:
@@ -147,9 +136,9 @@ class BatchServer:
         """The newest weight announcement."""
         return self.outbox.progress.weights
 
-    def peers(self) -> tuple[PeerStatus, ...]:
-        """Connected ranks, for `/health`."""
-        return self._peers.status(time.monotonic())
+    def peers(self) -> tuple[Peer, ...]:
+        """Connected ranks, in order."""
+        return tuple(self._peers)
 
     def rejections(self) -> dict[str, int]:
         """How many messages and connections were rejected, by reason, for metrics."""
@@ -163,14 +152,6 @@ class BatchServer:
                 next_warning = time.monotonic() + _INSECURE_WARNING_S
                 logger.warning("{} has no keys and is reachable from other machines (insecure = true)", self.endpoint)
             await asyncio.sleep(self._park_s / 4)
-
-    async def _wait_until(self, predicate: Callable[[], bool], what: str, timeout_s: float | None) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not predicate():
-                    await self._changed.wait()
-        except TimeoutError as error:
-            raise PeerTimeout(f"waited {timeout_s} s for {what}") from error
 
     def _notify(self) -> None:
         self._changed.set()

@@ -170,7 +170,7 @@ class WeightServer:
         self._engines[identity] = None
         if len(self._engines) > self._limits.max_peers:
             self._engines.popitem(last=False)
-        return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION, next_step=0)
+        return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION)
 
     async def _warn_of_exposure(self) -> None:
         while self._keys is None and not is_local(self.endpoint):

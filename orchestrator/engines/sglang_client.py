@@ -114,7 +114,7 @@ def _generate_body(request: GenerateRequest) -> dict[str, object]:
     sampling: dict[str, object] = {
         "max_new_tokens": request.max_tokens,
         "temperature": request.temperature,
-        "top_p": request.top_p,
+        "top_p": 1.0,
         "skip_special_tokens": False,
     }
     if request.stop_token_ids:

@@ -38,6 +38,12 @@ def test_newer_name_of_the_token_limit_wins() -> None:
     assert jobs(max_tokens=5, max_completion_tokens=7)[0].max_tokens == 7
 
 
+@pytest.mark.parametrize("top_p", [0.0, 1.1])
+def test_top_p_outside_of_its_range_is_refused(top_p: float) -> None:
+    with pytest.raises(BadRequest, match="top_p"):
+        jobs(top_p=top_p)
+
+
 def test_choices_have_seeds_of_their_own() -> None:
     assert [job.seed for job in jobs(n=3, seed=10)] == [10, 11, 12]
     assert [job.seed for job in jobs(n=2)] == [None, None]

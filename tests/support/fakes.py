@@ -105,7 +105,7 @@ class FakeTrainer:
     def _train(self, client: BatchClient) -> None:
         step = client.hello()
         while (manifest := client.manifest(step)) is not None:
-            self.batches[step] = client.samples(step, range(manifest.num_samples))
+            self.batches[step] = client.samples(manifest, range(manifest.num_samples))
             self.digests[step] = manifest.digest
             until(lambda step=step: self.may_train is None or step <= self.may_train, DEADLINE_S)
             client.weights_published(step, *self._publish(step))

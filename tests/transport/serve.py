@@ -22,14 +22,14 @@ async def main(directory: Path, endpoint: str, num_steps: int, max_ahead: int, n
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve())
             if num_ranks:  # they do not wait for each other as real ones do
-                await server.wait_peers(num_ranks)
+                await server.until(lambda: len(server.peers()) == num_ranks)
             while outbox.next_step <= num_steps:
-                await server.wait_untrained_below(max_ahead)
+                await server.until(lambda: outbox.num_untrained < max_ahead)
                 assert outbox.num_untrained < max_ahead
                 await server.publish(make_batch(outbox.next_step))
             server.end(num_steps)
-            await server.wait_committed(num_steps)
-            await server.wait_peers(0)
+            await server.until(lambda: server.last_committed >= num_steps)
+            await server.until(lambda: not server.peers())
             serving.cancel()
 
 

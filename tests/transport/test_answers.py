@@ -43,16 +43,15 @@ def hello(**changes: object) -> Hello:
     return msgspec.structs.replace(HELLO, **changes)
 
 
-def test_fresh_trainer_starts_with_the_first_step(outbox: Outbox) -> None:
-    assert answer_hello(outbox, LIMITS, HELLO) == Welcome(seq=9, schema_version=SCHEMA_VERSION, next_step=1)
+def test_fresh_trainer_is_welcome(outbox: Outbox) -> None:
+    assert answer_hello(outbox, LIMITS, HELLO) == Welcome(seq=9, schema_version=SCHEMA_VERSION)
 
 
 @pytest.mark.parametrize("last_committed", [1, 2, 3])
-def test_resumed_trainer_continues_after_its_checkpoint(outbox: Outbox, last_committed: int) -> None:
+def test_resumed_trainer_is_welcome_and_makes_up_for_its_commit(outbox: Outbox, last_committed: int) -> None:
     greeting = hello(last_committed=last_committed)
     reply = answer_hello(outbox, LIMITS, greeting)
     assert isinstance(reply, Welcome)
-    assert reply.next_step == last_committed + 1
     assert has_lost_commit(outbox, greeting)
 
 
@@ -92,13 +91,13 @@ def test_manifest_is_there_or_to_come_or_after_the_end(outbox: Outbox) -> None:
     assert answer(4) is None
     assert isinstance(answer(5), Failure)
     assert isinstance(answer(0), Failure)
-    assert answer(4, last_step=3) == EndOfRun(seq=5, last_step=3)
+    assert answer(4, last_step=3) == EndOfRun(seq=5)
     assert answer(3, last_step=3) == Manifest(seq=5, manifest=make_batch(3).manifest)
 
 
 def test_rows_come_in_the_order_asked(outbox: Outbox) -> None:
     reply, frames = answer_samples(outbox, LIMITS, GetSamples(seq=5, step=2, indices=int32([7, 0, 7])))
-    assert reply == Samples(seq=5, step=2)
+    assert reply == Samples(seq=5)
     expected = make_batch(2).frames
     assert frames == [expected[7], expected[0], expected[7]]
 

@@ -82,8 +82,8 @@ def test_every_rank_is_told_and_still_gets_the_rows_that_are_sound(served: Serve
     with ExitStack() as stack:
         for link in [stack.enter_context(client(served, rank, 3)) for rank in range(3)]:
             with pytest.raises(RequestFailed, match=f"{path} is corrupt: row {DAMAGED}"):
-                link.samples(1, [SOUND, DAMAGED])
-            assert len(link.samples(1, [SOUND])) == 1
+                link.samples(make_batch(1).manifest, [SOUND, DAMAGED])
+            assert len(link.samples(make_batch(1).manifest, [SOUND])) == 1
 
 
 def test_damage_after_the_first_answer_is_seen_at_the_second(tmp_path: Path, path: Path) -> None:
@@ -100,11 +100,11 @@ def test_reply_to_a_rank_that_is_gone_is_counted_and_the_rank_forgotten(served: 
     with connected(served) as peer:
         assert len(served.server.peers()) == 1
         identity = next(iter(served.server._peers)).identity
-        assert served.call(served.server._router.send(identity, "here", Welcome(seq=1, schema_version=1, next_step=1)))
+        assert served.call(served.server._router.send(identity, "here", Welcome(seq=1, schema_version=1)))
         peer.recv_multipart()
 
     def is_gone() -> bool:
-        message = Welcome(seq=1, schema_version=1, next_step=1)
+        message = Welcome(seq=1, schema_version=1)
         return not served.call(served.server._router.send(identity, "here", message), timeout_s=DEADLINE_S)
 
     until(is_gone, within_s=DEADLINE_S)

@@ -23,7 +23,6 @@ from transport.messages import (
     GetManifest,
     GetSamples,
     Hello,
-    Manifest,
     Ping,
     Refusal,
     Samples,
@@ -64,7 +63,7 @@ def ask(peer: zmq.Socket[bytes], message: msgspec.Struct) -> ServerMessage:
 
 def assert_serves(served: Served) -> None:
     with BatchClient(served.endpoint, RUN, connect_timeout_s=10, lost_timeout_s=10) as client:
-        assert len(client.samples(1, range(8))) == 8
+        assert len(client.samples(make_batch(1).manifest, range(8))) == 8
 
 
 def test_garbage_is_counted_logged_once_and_dropped(
@@ -87,7 +86,7 @@ def test_mutated_messages_never_end_the_server(served: Served, peer: zmq.Socket[
         encode(GetSamples(seq=2, step=1, indices=int32([0, 1]))),
         encode(GetManifest(seq=3, step=1)),
         encode(Trained(seq=4, step=1)),
-        encode(Ping(seq=5, waiting_for="x")),
+        encode(Ping(seq=5)),
     ]
     for _ in range(3000):
         frame = bytearray(noise.choice(seeds))
@@ -256,11 +255,11 @@ def fake() -> Iterator[FakeServer]:
 
 
 def welcome(seq: int) -> list[bytes]:
-    return [encode(Welcome(seq=seq, schema_version=SCHEMA_VERSION, next_step=1))]
+    return [encode(Welcome(seq=seq, schema_version=SCHEMA_VERSION))]
 
 
 def test_client_refuses_a_server_of_another_version(fake: FakeServer) -> None:
-    fake.play(lambda seq: [encode(Welcome(seq=seq, schema_version=7, next_step=1))])
+    fake.play(lambda seq: [encode(Welcome(seq=seq, schema_version=7))])
     client = BatchClient(fake.endpoint, RUN, connect_timeout_s=5)
     with client, pytest.raises(SchemaMismatch, match=f"speaks {SCHEMA_VERSION}, the peer 7"):
         client.hello()
@@ -286,12 +285,11 @@ def test_damaged_samples_are_fetched_again_and_given_up_after_a_few_times(fake: 
     damaged = [bytes(len(frame)) for frame in batch.frames]
     fake.play(
         welcome,
-        lambda seq: [encode(Manifest(seq=seq, manifest=batch.manifest))],
-        lambda seq: [encode(Samples(seq=seq, step=1)), *damaged],
-        lambda seq: [encode(Samples(seq=seq, step=1)), *batch.frames],
-        lambda seq: [encode(Samples(seq=seq, step=1)), *damaged],
+        lambda seq: [encode(Samples(seq=seq)), *damaged],
+        lambda seq: [encode(Samples(seq=seq)), *batch.frames],
+        lambda seq: [encode(Samples(seq=seq)), *damaged],
     )
     with BatchClient(fake.endpoint, RUN, connect_timeout_s=5, heartbeat_s=100) as client:
-        assert len(client.samples(1, range(8))) == 8
+        assert len(client.samples(batch.manifest, range(8))) == 8
         with pytest.raises(CorruptFrame, match="damaged 3 times"):
-            client.samples(1, range(8))
+            client.samples(batch.manifest, range(8))

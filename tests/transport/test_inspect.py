@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden import schema_2
+from tests.golden import schema_3
 from tests.transport.samples import RUN, make_batch
 from transport.cli import main
 from transport.outbox import Outbox
 
-GOLDEN = str(schema_2.FOLDER / schema_2.BATCH_NAME)
+GOLDEN = str(schema_3.FOLDER / schema_3.BATCH_NAME)
 
 
 def test_json_describes_every_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,7 +18,7 @@ def test_json_describes_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     summary = json.loads(capsys.readouterr().out)
     assert (summary["run_id"], summary["step"], summary["samples"]) == ("golden", 12, 2)
     assert summary["tokens"] == 12
-    assert summary["digest"] == schema_2.batch().manifest.digest
+    assert summary["digest"] == schema_3.batch().manifest.digest
     assert [row["advantage"] for row in summary["rows"]] == [-0.5, pytest.approx(0.5)]
     assert [row["oldest_version"] for row in summary["rows"]] == [4, None]
 

@@ -78,7 +78,7 @@ def test_idle_rank_comes_back_by_itself_after_a_cut(served: Served, proxy: Chaos
     proxy.cut()
     until(lambda: proxy.num_connections > before)
     until(lambda: ranks_alive(served) == 1)
-    assert listening.client.samples(1, [0])
+    assert listening.client.samples(make_batch(1).manifest, [0])
 
 
 def test_idle_rank_greets_a_server_that_restarted(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_reply_that_takes_longer_than_the_peer_timeout_arrives_in_the_end(
     size = int(manifest.columns.num_bytes.numpy()[0])
     proxy.faults = Faults(trickle_bytes_per_s=round(size / (2 * PEER_TIMEOUT_S)))
     started = time.monotonic()
-    assert len(listening.client.samples(1, [0])) == 1
+    assert len(listening.client.samples(manifest, [0])) == 1
     assert time.monotonic() - started > PEER_TIMEOUT_S, "the link was not slow: the test shows nothing"
 
 
@@ -131,7 +131,7 @@ def test_rank_that_waits_long_for_an_answer_does_not_look_dead(
         return frames(step, rows)
 
     monkeypatch.setattr(served.server.outbox, "frames", slow_frames)
-    assert listening.client.samples(1, [0])
+    assert listening.client.samples(make_batch(1).manifest, [0])
     assert set(seen) == {1}
     assert listening.news == [""]
 

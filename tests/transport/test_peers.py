@@ -18,10 +18,8 @@ def table(num_ranks: int = 2) -> PeerTable:
     return peers
 
 
-def test_status_lists_ranks_in_order() -> None:
-    rows = table(3).status(now=101.5)
-    assert [row.rank for row in rows] == [0, 1, 2]
-    assert all(row.alive and row.silent_s == 1.5 for row in rows)
+def test_ranks_come_in_order() -> None:
+    assert [(peer.rank, peer.alive, peer.last_seen) for peer in table(3)] == [(rank, True, 100.0) for rank in range(3)]
 
 
 def test_silence_beyond_the_timeout_is_death_and_is_told_once() -> None:
@@ -32,38 +30,38 @@ def test_silence_beyond_the_timeout_is_death_and_is_told_once() -> None:
     assert peers.newly_silent(now=105.0) == []
     assert [peer.rank for peer in peers.newly_silent(now=106.0)] == [1]
     assert peers.newly_silent(now=107.0) == []
-    assert [row.alive for row in peers.status(now=107.0)] == [True, False]
+    assert [peer.alive for peer in peers] == [True, False]
 
 
 def test_a_clock_that_stands_still_kills_nobody() -> None:
-    assert all(row.silent_s == 0.0 for row in table().status(now=99.0))
+    assert table().newly_silent(now=99.0) == []
 
 
 def test_a_new_connection_replaces_the_old_one_of_its_rank() -> None:
     peers = table()
     peers.welcome(b"again", "10.0.0.2", hello(1), now=200.0)
     assert peers.find(b"connection-1") is None
-    assert [row.address for row in peers.status(now=200.0)] == ["10.0.0.1", "10.0.0.2"]
+    assert [peer.address for peer in peers] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_another_world_size_replaces_every_old_rank() -> None:
     peers = table(4)
     peers.welcome(b"new", "10.0.0.1", hello(3, world_size=8), now=200.0)
-    assert [row.rank for row in peers.status(now=200.0)] == [3]
+    assert [peer.rank for peer in peers] == [3]
 
 
 def test_a_forgotten_peer_may_be_forgotten_again() -> None:
     peers = table()
     peers.forget(b"connection-0")
     peers.forget(b"connection-0")
-    assert [row.rank for row in peers.status(now=100.0)] == [1]
+    assert [peer.rank for peer in peers] == [1]
 
 
 def test_peers_may_leave_while_they_are_visited() -> None:
     peers = table(3)
     for peer in peers:
         peers.forget(peer.identity)
-    assert peers.status(now=100.0) == ()
+    assert list(peers) == []
 
 
 def test_goodbyes_are_remembered_of_the_last_connections_only() -> None:

@@ -83,10 +83,11 @@ def test_frozen_server_is_outlived(tmp_path: Path, start: Start) -> None:
     endpoint, server = start_server(start, tmp_path, "tcp://127.0.0.1:0", 2)
     heard: list[str] = []
     with BatchClient(endpoint, RUN, peer_timeout_s=0.5, lost_timeout_s=20, on_wait=heard.append) as client:
-        assert client.manifest(1) is not None
+        manifest = client.manifest(1)
+        assert manifest is not None
         server.send(signal.SIGSTOP)
         with ThreadPoolExecutor() as pool:
-            samples = pool.submit(client.samples, 1, [0, 1])
+            samples = pool.submit(client.samples, manifest, [0, 1])
             until(lambda: heard)
             server.send(signal.SIGCONT)
             assert len(samples.result(20)) == 2
@@ -97,10 +98,10 @@ def test_a_server_that_restarts_serves_the_same_bytes(tmp_path: Path) -> None:
     with Served(Outbox(tmp_path, RUN)) as first:
         first.call(first.server.publish(make_batch(1)))
         client = BatchClient(first.endpoint, RUN, peer_timeout_s=5, lost_timeout_s=20)
-        before = client.samples(1, range(8))
+        before = client.samples(make_batch(1).manifest, range(8))
     with Served(Outbox(tmp_path, RUN), first.endpoint) as second, client:
         started = time.monotonic()
-        assert client.samples(1, range(8)) == before
+        assert client.samples(make_batch(1).manifest, range(8)) == before
         assert time.monotonic() - started < 4  # the broken connection is seen long before the peer timeout
         client.trained(1)
         assert second.server.last_trained == 1
@@ -129,7 +130,7 @@ def test_every_rank_goes_on_with_a_server_that_restarts_after_batches_are_retire
     with Served(Outbox(tmp_path, RUN), first.endpoint) as second:
         second.call(second.server.publish(make_batch(4)))
         for client in ranks:
-            assert len(client.samples(4, [0])) == 1
+            assert len(client.samples(make_batch(4).manifest, [0])) == 1
             client.close()
 
 

@@ -119,7 +119,7 @@ def test_only_loopback_binds_without_keys(endpoint: str, local: bool) -> None:
 def test_the_right_keys_open_the_link(guarded: Served, keys: Path) -> None:
     with client(guarded, CurveKeys.for_client(keys)) as link:
         link.hello()
-        assert len(link.samples(1, range(8))) == 8
+        assert len(link.samples(make_batch(1).manifest, range(8))) == 8
     assert guarded.server.rejections() == {}
 
 
@@ -178,4 +178,4 @@ def test_refused_clients_do_not_disturb_a_welcome_one(guarded: Served, keys: Pat
         for _ in range(3):
             with client(guarded, None) as stranger, pytest.raises(NO_WAY_IN):
                 stranger.hello()
-            assert len(link.samples(1, [0])) == 1
+            assert len(link.samples(make_batch(1).manifest, [0])) == 1

@@ -172,7 +172,7 @@ class Script:
                 identity, head = self._socket.recv_multipart()
                 message = decode_client_message(head)
                 if isinstance(message, Hello):
-                    parts = [encode(Welcome(seq=message.seq, schema_version=SCHEMA_VERSION, next_step=0))]
+                    parts = [encode(Welcome(seq=message.seq, schema_version=SCHEMA_VERSION))]
                 else:
                     parts = self._reply(message) or []
                 if parts:

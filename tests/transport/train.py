@@ -28,7 +28,7 @@ def main(endpoint: str, state: Path, rank: int, world_size: int) -> None:
     ) as client:
         step = client.hello()
         while (manifest := client.manifest(step)) is not None:
-            samples = client.samples(step, range(rank, manifest.num_samples, world_size))
+            samples = client.samples(manifest, range(rank, manifest.num_samples, world_size))
             digest = frame_hash(b"".join(encode(sample) for sample in samples))
             trained.append(f"{step} {digest}")
             if rank == 0:

@@ -13,7 +13,7 @@ def main(endpoint: str, run_id: str, step_s: float) -> None:
     with BatchClient(endpoint, run_id) as client:
         step = client.hello()
         while (manifest := client.manifest(step)) is not None:
-            client.samples(step, range(manifest.num_samples))
+            client.samples(manifest, range(manifest.num_samples))
             time.sleep(step_s)  # the optimizer: what is slow here is the thing under test
             client.weights_published(step, f"weights/v{step}", f"digest-{step}")
             client.trained(step)

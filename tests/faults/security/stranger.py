@@ -44,7 +44,7 @@ def ask_for_batches(arguments: argparse.Namespace) -> str:
     try:
         with client:
             client.hello()
-            return f"got {client.samples(1, [0])}"
+            return f"got {client.manifest(1)}"
     except TransportError as error:
         return f"{type(error).__name__}: {error}"
 

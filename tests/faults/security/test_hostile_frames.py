@@ -101,7 +101,7 @@ def test_whatever_hypothesis_says_the_honest_trainer_gets_its_samples(
     for frames in messages:
         attacker.send(frames)
     attacker.sync()
-    assert len(honest.samples(1, range(8))) == 8
+    assert len(honest.samples(make_batch(1).manifest, range(8))) == 8
     progress = served.server.outbox.progress
     assert (progress.last_trained, progress.last_committed, progress.weights) == (0, 0, None)
 

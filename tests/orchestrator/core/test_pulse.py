@@ -10,13 +10,15 @@ from orchestrator.positions import Done
 from orchestrator.pulse import Pulse, pipeline_facts, rejection_facts, trainer_facts
 from runtime.health import Health
 from transport.outbox import Outbox
-from transport.peers import PeerStatus
+from transport.peers import Peer
 from transport.progress import PublishedWeights
 from transport.server import BatchServer
 
+NOW = 100.0
 
-def peer(rank: int, silent_s: float = 0.1, *, alive: bool = True) -> PeerStatus:
-    return PeerStatus(rank=rank, address="127.0.0.1", alive=alive, silent_s=silent_s, waiting_for="")
+
+def peer(rank: int, silent_s: float = 0.1, *, alive: bool = True) -> Peer:
+    return Peer(b"%d" % rank, rank, world_size=2, address="127.0.0.1", last_seen=NOW - silent_s, alive=alive)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +38,12 @@ def test_backlog_is_what_runs_waits_and_lies_untrained(
 
 
 def test_trainer_that_is_there() -> None:
-    facts = trainer_facts([peer(0), peer(1)])
+    facts = trainer_facts([peer(0), peer(1)], NOW)
     assert facts == {"trainer": "connected", "trainer_ranks": 2, "silent_ranks": 0}
 
 
 def test_silent_rank_is_named_with_its_silence() -> None:
-    facts = trainer_facts([peer(0), peer(1, 4.4, alive=False)])
+    facts = trainer_facts([peer(0), peer(1, 4.4, alive=False)], NOW)
     assert facts == {"trainer": "rank 1 has been silent for 4 s", "trainer_ranks": 1, "silent_ranks": 1}
 
 
@@ -51,7 +53,7 @@ def test_what_was_turned_away_is_counted_by_reason() -> None:
 
 
 def test_no_trainer() -> None:
-    assert trainer_facts([]) == {"trainer": "no trainer is connected", "trainer_ranks": 0, "silent_ranks": 0}
+    assert trainer_facts([], NOW) == {"trainer": "no trainer is connected", "trainer_ranks": 0, "silent_ranks": 0}
 
 
 async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_path: Path) -> None:

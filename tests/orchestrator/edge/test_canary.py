@@ -134,7 +134,7 @@ class CanaryTrainer(FakeTrainer):
     def _train(self, client: BatchClient) -> None:
         step = client.hello()
         while (manifest := client.manifest(step)) is not None:
-            self.batches[step] = client.samples(step, range(manifest.num_samples))
+            self.batches[step] = client.samples(manifest, range(manifest.num_samples))
             client.weights_published(step, f"weights/v{step}", f"digest-{step}", canary_of(step))
             client.trained(step)
             self._commit(client, step)

@@ -35,7 +35,7 @@ def test_a_batch_is_the_same_for_every_rank_and_restart_and_another_at_every_ste
 def test_samples_are_those_of_the_manifest() -> None:
     fake = source()
     manifest = manifest_of(fake, 2)
-    samples = fake.samples(2, [5, 11])
+    samples = fake.samples(manifest, [5, 11])
     assert [sample.num_tokens for sample in samples] == manifest.columns.lengths.numpy()[[5, 11]].tolist()
     for sample in samples:
         sample.check()

