@@ -1,10 +1,10 @@
 """`Checkpoints`: durable training state, and the way back to it.
 
-    step-00000010/   __<rank>_<n>.distcp, .metadata   model, optimizer, critic, random state (torch DCP)
-                     progress.json                     `Progress`
-                     hf/                               config and tokenizer of the model, for the export
-                     adapter.json                      `Adapter`, if the run trains one: then the model is only that
-                     manifest.json                     sizes and hashes of all the above; written last
+    step-00000010/   shard-<rank>-model-<n>-of-<n>.safetensors   model, optimizer, critic, random state (torch DCP)
+                     progress.json   `Progress`
+                     hf/             config and tokenizer of the model, for the export
+                     adapter.json    `Adapter`, if the run trains one: then the model is only that
+                     manifest.json   sizes and hashes of all the above; written last
     newest.json      {"step": 10}: a checkpoint was once complete, so its absence is a loss and not a fresh start
 
 Everything is synced before the manifest appears by rename. A failed save leaves the older checkpoints alone and no file

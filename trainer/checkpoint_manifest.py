@@ -13,8 +13,8 @@ import xxhash
 from trainer.errors import CheckpointInvalid
 
 MANIFEST_NAME = "manifest.json"
-FORMAT = 2
-"""1 had a pickled index of tensors."""
+FORMAT = 3
+"""1 had a pickled index of tensors, 2 an index of our own; from 3 on the tensors are in safetensors files."""
 _CHUNK_BYTES = 8 << 20
 
 
@@ -65,7 +65,10 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointInvalid(f"{MANIFEST_NAME} cannot be read: {error}") from error
     if manifest.format != FORMAT:
-        raise CheckpointInvalid(f"has format {manifest.format}, this version reads {FORMAT}")
+        raise CheckpointInvalid(
+            f"has format {manifest.format}, and this version reads {FORMAT}: go on with the version that wrote it, or "
+            "export the model with that version and start another --run.name from it"
+        )
     if folder.name != checkpoint_dir(folder.parent, manifest.step).name:
         raise CheckpointInvalid(f"its manifest is that of step {manifest.step}")
     return manifest

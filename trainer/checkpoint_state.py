@@ -2,7 +2,7 @@
 
 Keys: `model.<weight>`, `optimizer.<parameter>.<state>`, the same two for a critic (`critic.`, `critic_optimizer.`), and
 `rng.<rank>.<device>`. torch's DCP shards all but the last as the ranks of the saving run do, and reads them back for
-any other number of ranks.
+any other number of ranks. Its safetensors storage writes files of tensors and JSON: reading one runs no code.
 """
 
 import warnings
@@ -12,20 +12,25 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from runtime.errors import StorageError, UserError
 from trainer.critic.learner import CriticLearner
 from trainer.distributed import Ranks
 from trainer.local_ranges import named_weights
 from trainer.optimizer import named_moments
-from trainer.tensor_index import IndexReader, IndexWriter
 
 MODEL_PREFIX = "model."
 CRITIC_PREFIX = "critic."
+RANDOM_PREFIX = "rng."
+FILE_BYTES = 1 << 30
+"""A rank's tensors go into files of about this size: torch makes up each file in memory before it writes it."""
 
 
 def save_tensors(
@@ -36,8 +41,8 @@ def save_tensors(
     critic: CriticLearner | None = None,
 ) -> None:
     """Write all tensors, synced to the disk. Collective; on any failure a `StorageError` on every rank."""
-    state = _live_tensors(model, optimizer, critic) | _random_states(ranks)
-    writer = IndexWriter(folder)
+    state = _saved_tensors(model, optimizer, critic, ranks)
+    writer = _writer(folder, state, ranks)
     with _dcp(ranks.is_distributed):
         state_dict_saver.save(state, storage_writer=writer, process_group=ranks.group, no_dist=not ranks.is_distributed)
 
@@ -52,8 +57,8 @@ def begin_saving_tensors(
     """Copy all tensors to host memory, and start to write the copies in a thread of DCP's. What is returned waits until
     they are written and synced, or raises `StorageError`; it may be called in another thread, which then has `ranks`
     (with a group of its own) to itself. Collective."""
-    state = _live_tensors(model, optimizer, critic) | _random_states(ranks)
-    writer = IndexWriter(folder)
+    state = _saved_tensors(model, optimizer, critic, ranks)
+    writer = _writer(folder, state, ranks)
     with _dcp(ranks.is_distributed):
         writing = state_dict_saver.async_save(
             state, storage_writer=writer, process_group=ranks.group, no_dist=not ranks.is_distributed
@@ -76,8 +81,8 @@ def load_tensors(
     critic: CriticLearner | None = None,
 ) -> None:
     """Load in place what `save_tensors` wrote, with any number of ranks. A rank that is new keeps its random state."""
-    reader = IndexReader(folder)
-    saved = reader.read_metadata().state_dict_metadata
+    reader = HuggingFaceStorageReader(str(folder))
+    saved = _read_metadata(reader)
     if critic is not None and not any(key.startswith(CRITIC_PREFIX) for key in saved):
         raise UserError(f"{folder} was written without a critic, and the config has one: start another run")
     tensors = _live_tensors(model, optimizer, critic)
@@ -100,16 +105,38 @@ def load_tensors(
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Only the model's weights, whole, by their names, on the CPU."""
-    reader = IndexReader(folder)
-    metadata: Mapping[str, object] = reader.read_metadata().state_dict_metadata
-    state = {
+    reader = HuggingFaceStorageReader(str(folder))
+    state: STATE_DICT_TYPE = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for key, entry in metadata.items()
+        for key, entry in _read_metadata(reader).items()
         if key.startswith(MODEL_PREFIX) and isinstance(entry, TensorStorageMetadata)
     }
     with _dcp(is_distributed=False):
         state_dict_loader.load(state, storage_reader=reader, no_dist=True)
     return {key.removeprefix(MODEL_PREFIX): tensor for key, tensor in state.items()}
+
+
+def _writer(folder: Path, state: Mapping[str, Tensor], ranks: Ranks) -> HuggingFaceStorageWriter:
+    return HuggingFaceStorageWriter(str(folder), file_numbers(state, ranks.world_size), save_distributed=True)
+
+
+def file_numbers(state: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
+    """Number of the file, from 1, in which each rank writes its part of each tensor. The first rank's answer counts, so
+    it must know the random states of all ranks, too."""
+    numbers = {f"{RANDOM_PREFIX}{rank}.{device}": 1 for rank in range(world_size) for device in ("cpu", "cuda")}
+    num_bytes = 0
+    for key, tensor in state.items():
+        numbers.setdefault(key, 1 + num_bytes // FILE_BYTES)
+        num_bytes += (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+    return numbers
+
+
+def _read_metadata(reader: HuggingFaceStorageReader) -> Mapping[str, object]:
+    """What the files hold, by key. `StorageError` if they cannot be read."""
+    try:
+        return reader.read_metadata().state_dict_metadata
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{reader.checkpoint_id} cannot be read: {error}") from error
 
 
 @contextmanager
@@ -122,6 +149,13 @@ def _dcp(is_distributed: bool) -> Iterator[None]:
         except CheckpointException as error:
             causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
             raise StorageError(causes) from error
+
+
+def _saved_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, critic: CriticLearner | None, ranks: Ranks
+) -> dict[str, Tensor]:
+    live = _live_tensors(model, optimizer, critic)
+    return {key: tensor.contiguous() for key, tensor in live.items()} | _random_states(ranks)
 
 
 def _live_tensors(
@@ -143,7 +177,7 @@ def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _random_states(ranks: Ranks) -> dict[str, Tensor]:
-    states = {f"rng.{ranks.rank}.cpu": torch.get_rng_state()}
+    states = {f"{RANDOM_PREFIX}{ranks.rank}.cpu": torch.get_rng_state()}
     if ranks.device.type == "cuda":
-        states[f"rng.{ranks.rank}.cuda"] = torch.cuda.get_rng_state(ranks.device)
+        states[f"{RANDOM_PREFIX}{ranks.rank}.cuda"] = torch.cuda.get_rng_state(ranks.device)
     return states

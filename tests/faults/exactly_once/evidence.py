@@ -1,6 +1,7 @@
 """What a finished run left behind, and what must be true of it whatever happened on the way."""
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +35,26 @@ def sha256(paths: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
+def tensors_sha256(paths: Iterable[Path]) -> str:
+    """Of safetensors files: their tables of contents with sorted keys (their metadata comes in any order), and data."""
+    files = sorted(paths)
+    assert files
+    state = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        state.update(json.dumps(json.loads(content[8:start]), sort_keys=True).encode())
+        state.update(content[start:])
+    return state.hexdigest()
+
+
 def result_of(run: Path, max_steps: int) -> Result:
     """The result of a finished run."""
     checkpoint = run / "checkpoints" / f"step-{max_steps:08d}"
     states = read_tally(run).states
     return Result(
         weights=sha256((run / "weights" / f"v{max_steps:08d}").glob("*.safetensors")),
-        state=sha256(checkpoint.glob("*.distcp")),
+        state=tensors_sha256(checkpoint.glob("*.safetensors")),
         progress=(checkpoint / "progress.json").read_text(),
         trained=tuple(states[f"trained@{step}"] for step in range(1, max_steps + 1)),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.exactly_once.campaign import Campaign, Reference
-from tests.faults.exactly_once.evidence import sha256
+from tests.faults.exactly_once.evidence import sha256, tensors_sha256
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.kills import FIRST_ACT, Aim
 from tests.faults.exactly_once.signs import SIGNS
@@ -26,7 +26,7 @@ def replay(run: FixedRun, recording: Path) -> tuple[str, str]:
     Process(output, "trainer", *run.trainer("--replay", str(recording)), warm=True).finish(DEADLINE_S)
     checkpoint = run.path / "checkpoints" / f"step-{run.max_steps:08d}"
     weights = run.path / "weights" / f"v{run.max_steps:08d}"
-    return sha256(weights.glob("*.safetensors")), sha256(checkpoint.glob("*.distcp"))
+    return sha256(weights.glob("*.safetensors")), tensors_sha256(checkpoint.glob("*.safetensors"))
 
 
 def test_recorded_batches_of_a_killed_run_replay_to_the_same_bits(campaign: Campaign, reference: Reference) -> None:

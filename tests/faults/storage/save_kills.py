@@ -164,10 +164,8 @@ class SaveKills:
             return "manifest written"
         if any(path.name.startswith(f".{MANIFEST_NAME}") for path in folder.glob(".*")):
             return "writing the manifest"
-        if (folder / ".metadata").exists():
-            return "hashing"
-        if any(folder.glob("*.distcp")):
-            return "writing tensors"
+        if any(folder.glob("*.safetensors")):
+            return "writing or hashing tensors"
         return "making the folder" if folder.exists() else "before the first byte"
 
     def _resume(self) -> None:

@@ -21,6 +21,7 @@ from trainer.distributed import Ranks
 pytestmark = pytest.mark.integration
 RUN_ID = "damaged"
 NUM_STEPS = 8
+TENSORS_NAME = "shard-00001-model-00001-of-00001.safetensors"
 ALONE = Ranks(0, 1, torch.device("cpu"))
 KEEP = ("--checkpoint.keep", "2", "--weights.keep", "2")
 NO_ROOM = 600 << 10
@@ -80,7 +81,7 @@ def checkpoint_files(run: Path, step: int) -> list[Path]:
 def test_each_file_of_the_newest_checkpoint_in_turn(run: Path, damage, warnings_seen: list[str]) -> None:
     files = checkpoint_files(run, NUM_STEPS)
     names = {path.name for path in files}
-    assert {MANIFEST_NAME, "progress.json", "config.json", "tokenizer.json", ".metadata", "__0_0.distcp"} <= names
+    assert {MANIFEST_NAME, "progress.json", "config.json", "tokenizer.json", TENSORS_NAME} <= names
     for path in files:
         whole = path.read_bytes()
         warnings_seen.clear()
@@ -101,10 +102,11 @@ def test_each_file_of_the_newest_checkpoint_in_turn(run: Path, damage, warnings_
 def test_a_trainer_goes_on_from_the_checkpoint_before_and_ends_with_the_same_weights(
     run: Path, finished: Path, model_path: Path, recording: Path, services: Services
 ) -> None:
-    flip(run / "checkpoints" / f"step-{NUM_STEPS:08d}" / "__0_0.distcp")
+    flip(run / "checkpoints" / f"step-{NUM_STEPS:08d}" / TENSORS_NAME)
     services.start("trainer", replay(model_path, recording, run.parent))
     assert services.wait("trainer") == ExitCode.OK
-    assert "skipping checkpoint step-00000008: __0_0.distcp does not have the hash" in services.output("trainer")
+    skipped = f"skipping checkpoint step-00000008: {TENSORS_NAME} does not have the hash"
+    assert skipped in services.output("trainer")
     assert "resuming after step 6" in services.output("trainer")
     assert valid_checkpoints(run) == [6, 8]
     assert weight_bytes(run, NUM_STEPS) == weight_bytes(finished, NUM_STEPS)

@@ -12,6 +12,8 @@ from trainer.checkpoint import MAX_RETRY_PAUSE_S, RETRY_PAUSE_S
 from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
 from trainer.progress import Progress
 
+TENSORS_NAME = "shard-00001-model-00001-of-00001.safetensors"
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -77,7 +79,7 @@ def test_only_the_newest_checkpoints_stay(root, model_path):
 
 
 @pytest.mark.parametrize("how", ["delete", "truncate", "flip"])
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "progress.json", "hf/config.json", MANIFEST_NAME])
+@pytest.mark.parametrize("name", [TENSORS_NAME, "progress.json", "hf/config.json", MANIFEST_NAME])
 def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(root, model_path, name, how):
     tiny = make_tiny()
     checkpoints = make_checkpoints(root, model_path)
@@ -91,7 +93,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(root, model_
     assert all(torch.equal(value, expected[key]) for key, value in other.state().items())
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "progress.json", MANIFEST_NAME])
+@pytest.mark.parametrize("name", [TENSORS_NAME, "progress.json", MANIFEST_NAME])
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(root, model_path, name):
     train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 3))
     for folder in root.glob("step-*"):
@@ -129,6 +131,18 @@ def test_a_checkpoint_under_another_step_is_not_used(root, model_path):
     (root / "step-00000001").rename(root / "step-00000009")
     with pytest.raises(UserError, match="its manifest is that of step 1"):
         make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(root, model_path):
+    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
+    path = root / "step-00000001" / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"format":3', '"format":2'))
+    with pytest.raises(
+        UserError, match=r"step-00000001: has format 2, .* go on with the version that wrote it"
+    ) as raised:
+        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+    assert "start another --run.name" in str(raised.value)
+    assert path.exists(), "it stays for the version that can read it"
 
 
 def test_resume_off_refuses_a_run_that_has_a_checkpoint(root, model_path):

@@ -57,7 +57,9 @@ def has_reached(root: Path, step: int, name: str) -> bool:
     return (root / f"step-{step:08d}" / name).exists() or newest_step(root) > step
 
 
-@pytest.mark.parametrize("last_seen", ["progress.json", "hf/config.json", "__0_0.distcp", ".metadata", MANIFEST_NAME])
+@pytest.mark.parametrize(
+    "last_seen", ["progress.json", "hf/config.json", "shard-00001-model-00001-of-00001.safetensors", MANIFEST_NAME]
+)
 def test_a_killed_save_leaves_a_valid_checkpoint_that_training_continues_from(tmp_path, model_path, last_seen):
     root = tmp_path / "checkpoints"
     committed = 0

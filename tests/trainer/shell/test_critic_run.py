@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from tests.support.process import Process
 from tests.trainer.shell.conftest import NUM_STEPS
@@ -16,7 +17,6 @@ from tests.trainer.shell.runs import arguments, replay, weight_bytes, weights_of
 from trainer.cli import run
 from trainer.errors import CriticMismatch
 from trainer.export import newest_checkpoint
-from trainer.tensor_index import IndexReader
 from transport.batch import build_batch
 from transport.batch_file import file_chunks
 from transport.durable import write_durably
@@ -72,7 +72,7 @@ def test_the_critic_learns_the_rewards_and_says_how_well(straight: Path) -> None
 
 def test_a_checkpoint_has_the_critic_and_its_export_does_not(trunk: str, straight: Path, tmp_path: Path) -> None:
     folder = newest_checkpoint(straight / "checkpoints")
-    saved = IndexReader(folder).read_metadata().state_dict_metadata
+    saved = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     assert {"critic.value_head.weight", "critic_optimizer.value_head.weight.exp_avg"} <= saved.keys()
     assert ("critic.trunk.embed_tokens.weight" in saved) == (trunk == "own")
     assert run(["export", "--run", str(straight), "--out", str(tmp_path / "model")]) == 0
