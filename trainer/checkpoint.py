@@ -14,18 +14,17 @@ of its own behind, and is tried again at the next step.
 import shutil
 import time
 from collections.abc import Iterable
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 from loguru import logger
-from torch import nn
 
 from runtime.atomic_write import atomic_write, sync_directory
 from runtime.errors import StorageError
 from trainer.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
-from trainer.background_save import BackgroundSave
+from trainer.background_call import BackgroundCall
 from trainer.checkpoint_manifest import (
     FORMAT,
     MANIFEST_NAME,
@@ -35,9 +34,8 @@ from trainer.checkpoint_manifest import (
     describe_file,
 )
 from trainer.checkpoint_search import NEWEST_NAME, find_newest
-from trainer.checkpoint_state import begin_saving_tensors, load_tensors, save_tensors
+from trainer.checkpoint_state import TrainState, load_tensors, save_tensors
 from trainer.config import CheckpointConfig
-from trainer.critic.learner import CriticLearner
 from trainer.distributed import Ranks
 from trainer.hf_folder import copy_model_files
 from trainer.progress import Progress
@@ -45,6 +43,8 @@ from trainer.progress import Progress
 RETRY_PAUSE_S = 1.0
 """Pause before a step is saved again that could not be saved, doubled each time: the run is at its end."""
 MAX_RETRY_PAUSE_S = 60.0
+JOIN_TIMEOUT_S = 600.0
+"""Seconds that a save may still take when it is waited for."""
 PROGRESS_NAME = "progress.json"
 HF_NAME = "hf"
 
@@ -67,8 +67,9 @@ class Checkpoints:
         self._origin = origin
         self._config = config
         self._ranks = ranks
-        self._apart = ranks.apart()  # for torch, whose ranks wait for each other while they write and read
-        self._running: BackgroundSave | None = None
+        self._apart = ranks.apart()  # for the thread of a save, and for torch, whose ranks wait for each other
+        self._running: tuple[int, BackgroundCall[None]] | None = None
+        """Step and end of the save that was begun."""
         self._num_failures = 0
         self._failed_step: int | None = None
 
@@ -76,66 +77,43 @@ class Checkpoints:
         """Whether to save after `step`: at the interval, and after a save that failed."""
         return step % self._config.interval_steps == 0 or self._num_failures > 0
 
-    def save(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        progress: Progress,
-        critic: CriticLearner | None = None,
-    ) -> bool:
-        """Whether the checkpoint is durable. `StorageError` after `max_failures` failed saves in a row."""
-        if progress.step == self._failed_step:
+    def begin(self, state: TrainState, progress: Progress) -> None:
+        """Save `state` as it is now, with `background` a copy of it while training goes on; `saved` tells the outcome.
+        Only one save may be under way. `StorageError` after `max_failures` failed saves in a row."""
+        assert self._running is None, "one save at a time: ask `saved` for the end of the one before"
+        step, folder = progress.step, self.folder(progress.step)
+        if step == self._failed_step:
             time.sleep(min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 2 ** (self._num_failures - 1)))
         try:
-            self._save(model, optimizer, progress, critic)
-        except StorageError as error:
-            self._failed(progress.step, error)
-            return False
-        self._num_failures, self._failed_step = 0, None
-        return True
-
-    def begin(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        progress: Progress,
-        critic: CriticLearner | None = None,
-    ) -> None:
-        """Copy the state as it is now and save the copy while training goes on; `saved` tells how it ended. Only one
-        may be under way. `StorageError` as `save`."""
-        assert self._running is None, "one save at a time: ask `saved` for the end of the one before"
-        folder = self.folder(progress.step)
-        try:
             self._ranks.together(lambda: self._prepare(folder, progress))
-            written = begin_saving_tensors(folder, model, optimizer, self._apart, critic)
+            written = save_tensors(folder, state, self._apart, background=self._config.background)
         except StorageError as error:
-            self._failed(progress.step, error)
+            self._failed(step, error)
             return
 
         def work() -> None:
             written()
-            self._seal(folder, progress.step, self._apart)
+            self._seal(folder, step)
 
-        self._running = BackgroundSave(progress.step, work)
+        self._running = step, BackgroundCall(work, f"checkpoint {step}")
 
     def saved(self, *, wait: bool = False) -> int | None:
         """The step of the save that was begun, once it is durable; told once. `None`: none is under way, it goes on, or
         it has failed (`StorageError` after `max_failures` in a row). `wait`: do not return while it goes on."""
-        running = self._running
-        if running is None or not (wait or self._done_everywhere(running)):
+        if self._running is None:
             return None
+        step, call = self._running
+        if not wait and self._ranks.any(not call.done()):
+            return None
+        self._ranks.wait_together(lambda: _join(step, call))
         self._running = None
-        running.join()
         try:
-            self._ranks.together(running.outcome)
+            self._ranks.together(lambda: _outcome(call))
         except StorageError as error:
-            self._failed(running.step, error)
+            self._failed(step, error)
             return None
         self._num_failures, self._failed_step = 0, None
-        return running.step
-
-    def _done_everywhere(self, running: BackgroundSave) -> bool:
-        return not self._ranks.any(not running.is_done)
+        return step
 
     def _failed(self, step: int, error: StorageError) -> None:
         self._ranks.wait_together(lambda: self._give_back(self.folder(step)))
@@ -146,9 +124,7 @@ class Checkpoints:
                 f"{self._num_failures} checkpoints in a row could not be written to {self._root}: {error}"
             ) from error
 
-    def resume(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, critic: CriticLearner | None = None
-    ) -> Progress:
+    def resume(self, state: TrainState) -> Progress:
         """Load the newest valid checkpoint in place; fresh progress if the run never completed one.
 
         Raises `UserError` if there are checkpoints and none may be used, or it has no critic and there should be one.
@@ -160,26 +136,18 @@ class Checkpoints:
             logger.warning(f"checkpoint {manifest.step} was written with another config of model, loss or optimizer")
         folder = checkpoint_dir(self._root, manifest.step)
         check_same_adapter(folder, read_adapter(folder), self._origin.adapter)
-        load_tensors(folder, model, optimizer, self._apart, critic)
+        load_tensors(folder, state, self._apart)
         return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=Progress)
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of `step` is."""
         return checkpoint_dir(self._root, step)
 
-    def _save(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, critic: CriticLearner | None
-    ) -> None:
-        folder = self.folder(progress.step)
-        self._ranks.together(lambda: self._prepare(folder, progress))
-        save_tensors(folder, model, optimizer, self._apart, critic)
-        self._seal(folder, progress.step, self._ranks)
-
-    def _seal(self, folder: Path, step: int, ranks: Ranks) -> None:
-        """All tensors are written: describe every file, then the manifest."""
-        parts = ranks.together(lambda: self._describe_share(folder))
+    def _seal(self, folder: Path, step: int) -> None:
+        """All tensors are written: describe every file, then the manifest. In a thread, so over `_apart`."""
+        parts = self._apart.together(lambda: self._describe_share(folder))
         files = [entry for part in parts for entry in msgspec.json.decode(part, type=list[FileEntry])]
-        ranks.together(lambda: self._complete(folder, step, files))
+        self._apart.together(lambda: self._complete(folder, step, files))
 
     def _prepare(self, folder: Path, progress: Progress) -> bytes:
         if self._ranks.is_first:
@@ -228,6 +196,23 @@ class Checkpoints:
                     _remove(path)
                 except OSError as error:  # the new checkpoint is durable: what cannot be removed only takes room
                     logger.warning(f"old checkpoint {path} stays: {error}")
+
+
+def _join(step: int, call: BackgroundCall[None]) -> None:
+    """Wait for the end of a save. `StorageError` if it takes too long: its thread still has the process group, so no
+    other save can begin, and the run must end."""
+    futures.wait([call], JOIN_TIMEOUT_S)
+    if not call.done():
+        raise StorageError(f"checkpoint {step} is not written after {JOIN_TIMEOUT_S:g} s more")
+
+
+def _outcome(call: BackgroundCall[None]) -> bytes:
+    """`OSError` if the disk refused a save that has ended."""
+    try:
+        call.result()
+    except StorageError as error:
+        raise OSError(str(error)) from error
+    return b""
 
 
 def _remove(folder: Path) -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,65 +34,56 @@ FILE_BYTES = 1 << 30
 """A rank's tensors go into files of about this size: torch makes up each file in memory before it writes it."""
 
 
-def save_tensors(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ranks: Ranks,
-    critic: CriticLearner | None = None,
-) -> None:
-    """Write all tensors, synced to the disk. Collective; on any failure a `StorageError` on every rank."""
-    state = _saved_tensors(model, optimizer, critic, ranks)
-    writer = _writer(folder, state, ranks)
+@dataclass(frozen=True)
+class TrainState:
+    """What is trained."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    critic: CriticLearner | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and moments, not copied."""
+        tensors = _prefixed(MODEL_PREFIX, named_weights(self.model))
+        tensors |= _prefixed("optimizer.", named_moments(self.model, self.optimizer))
+        if self.critic is not None:
+            tensors |= _prefixed(CRITIC_PREFIX, named_weights(self.critic.critic))
+            tensors |= _prefixed("critic_optimizer.", named_moments(self.critic.critic, self.critic.optimizer))
+        return tensors
+
+
+def save_tensors(folder: Path, state: TrainState, ranks: Ranks, *, background: bool = False) -> Callable[[], None]:
+    """Write all tensors, synced to the disk; in the `background`, from copies in host memory. What is returned waits
+    until they are written; it may be called in another thread, which then has `ranks` (with a group of its own) to
+    itself. Collective; on any failure this, or what is returned, raises `StorageError` on every rank."""
+    tensors = {key: tensor.contiguous() for key, tensor in state.tensors().items()} | _random_states(ranks)
+    writer = HuggingFaceStorageWriter(str(folder), file_numbers(tensors, ranks.world_size), save_distributed=True)
+    save = state_dict_saver.async_save if background else state_dict_saver.save
     with _dcp(ranks.is_distributed):
-        state_dict_saver.save(state, storage_writer=writer, process_group=ranks.group, no_dist=not ranks.is_distributed)
-
-
-def begin_saving_tensors(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ranks: Ranks,
-    critic: CriticLearner | None = None,
-) -> Callable[[], None]:
-    """Copy all tensors to host memory, and start to write the copies in a thread of DCP's. What is returned waits until
-    they are written and synced, or raises `StorageError`; it may be called in another thread, which then has `ranks`
-    (with a group of its own) to itself. Collective."""
-    state = _saved_tensors(model, optimizer, critic, ranks)
-    writer = _writer(folder, state, ranks)
-    with _dcp(ranks.is_distributed):
-        writing = state_dict_saver.async_save(
-            state, storage_writer=writer, process_group=ranks.group, no_dist=not ranks.is_distributed
-        )
-
-    assert isinstance(writing, Future), "the writer stages its copies itself"
+        writing = save(tensors, storage_writer=writer, process_group=ranks.group, no_dist=not ranks.is_distributed)
 
     def wait() -> None:
-        with _dcp(ranks.is_distributed):
-            writing.result()
+        if background:
+            assert isinstance(writing, Future), "the writer stages its copies itself"
+            with _dcp(ranks.is_distributed):
+                writing.result()
 
     return wait
 
 
-def load_tensors(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ranks: Ranks,
-    critic: CriticLearner | None = None,
-) -> None:
+def load_tensors(folder: Path, state: TrainState, ranks: Ranks) -> None:
     """Load in place what `save_tensors` wrote, with any number of ranks. A rank that is new keeps its random state."""
     reader = HuggingFaceStorageReader(str(folder))
     saved = _read_metadata(reader)
-    if critic is not None and not any(key.startswith(CRITIC_PREFIX) for key in saved):
+    if state.critic is not None and not any(key.startswith(CRITIC_PREFIX) for key in saved):
         raise UserError(f"{folder} was written without a critic, and the config has one: start another run")
-    tensors = _live_tensors(model, optimizer, critic)
+    tensors = state.tensors()
     if unlike := [key for key, tensor in tensors.items() if not _is_like(saved.get(key), tensor)]:
         raise UserError(
             f"{folder} has no {unlike[0]} of shape {list(tensors[unlike[0]].shape)}: it was written with another "
             "model, optimizer.type or critic; set them as the run began, or choose another --run.name"
         )
-    random_states = {key: state for key, state in _random_states(ranks).items() if key in saved}
+    random_states = {key: value for key, value in _random_states(ranks).items() if key in saved}
     with _dcp(ranks.is_distributed):
         state_dict_loader.load(
             tensors | random_states,
@@ -99,8 +91,8 @@ def load_tensors(
             process_group=ranks.group,
             no_dist=not ranks.is_distributed,
         )
-    for key, state in random_states.items():
-        torch.set_rng_state(state) if key.endswith(".cpu") else torch.cuda.set_rng_state(state, ranks.device)
+    for key, value in random_states.items():
+        torch.set_rng_state(value) if key.endswith(".cpu") else torch.cuda.set_rng_state(value, ranks.device)
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
@@ -116,16 +108,12 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     return {key.removeprefix(MODEL_PREFIX): tensor for key, tensor in state.items()}
 
 
-def _writer(folder: Path, state: Mapping[str, Tensor], ranks: Ranks) -> HuggingFaceStorageWriter:
-    return HuggingFaceStorageWriter(str(folder), file_numbers(state, ranks.world_size), save_distributed=True)
-
-
-def file_numbers(state: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
+def file_numbers(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
     """Number of the file, from 1, in which each rank writes its part of each tensor. The first rank's answer counts, so
     it must know the random states of all ranks, too."""
     numbers = {f"{RANDOM_PREFIX}{rank}.{device}": 1 for rank in range(world_size) for device in ("cpu", "cuda")}
     num_bytes = 0
-    for key, tensor in state.items():
+    for key, tensor in tensors.items():
         numbers.setdefault(key, 1 + num_bytes // FILE_BYTES)
         num_bytes += (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
     return numbers
@@ -149,23 +137,6 @@ def _dcp(is_distributed: bool) -> Iterator[None]:
         except CheckpointException as error:
             causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items()))
             raise StorageError(causes) from error
-
-
-def _saved_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, critic: CriticLearner | None, ranks: Ranks
-) -> dict[str, Tensor]:
-    live = _live_tensors(model, optimizer, critic)
-    return {key: tensor.contiguous() for key, tensor in live.items()} | _random_states(ranks)
-
-
-def _live_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, critic: CriticLearner | None
-) -> dict[str, Tensor]:
-    tensors = _prefixed(MODEL_PREFIX, named_weights(model)) | _prefixed("optimizer.", named_moments(model, optimizer))
-    if critic is not None:
-        tensors |= _prefixed(CRITIC_PREFIX, named_weights(critic.critic))
-        tensors |= _prefixed("critic_optimizer.", named_moments(critic.critic, critic.optimizer))
-    return tensors
 
 
 def _is_like(saved: object, tensor: Tensor) -> bool:

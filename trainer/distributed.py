@@ -8,6 +8,7 @@ wait for the orchestrator or work on a disk, goes through `wait_together`.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.shutdown import Shutdown
-from trainer.errand import DONE, FAILED, Errand
+from trainer.background_call import BackgroundCall
 from trainer.errors import RankMismatch
 
 _T = TypeVar("_T")
@@ -28,6 +29,8 @@ APART_TIMEOUT_S = 600.0
 """Seconds that ranks wait for each other in groups `apart`. Training itself notices a silent rank sooner."""
 MAX_SLICE_S = 1.0
 _STOP = b"!"
+_UNDER_WAY, _DONE, _FAILED = b"?", b"+", b"-"
+"""What a rank says of its work in `wait_together`; a failed one also says why."""
 
 
 def _ignore(missing: Sequence[int]) -> None:
@@ -121,22 +124,22 @@ class Ranks:
         """
         if not self.is_distributed:
             return work()
-        errand = Errand(work)
+        call = BackgroundCall(work, "wait together")
         while True:
-            errand.wait(self.slice_s)
-            state = errand.state
+            wait([call], self.slice_s)
+            state = _state(call)
             is_stopping = stop is not None and stop.requested
             said_by_rank = self.gather((_STOP if is_stopping else b" ") + state)
             if stop is not None and any(said[:1] == _STOP for said in said_by_rank):
                 stop.request()
             states = [said[1:] for said in said_by_rank]
-            failures = [f"rank {rank}: {said[1:].decode()}" for rank, said in enumerate(states) if said[:1] == FAILED]
-            if failures and state[:1] != FAILED:
+            failures = [f"rank {rank}: {said[1:].decode()}" for rank, said in enumerate(states) if said[:1] == _FAILED]
+            if failures and state[:1] != _FAILED:
                 raise PeerLostError("; ".join(failures))
-            missing = [rank for rank, said in enumerate(states) if said != DONE]
-            if state[:1] == FAILED or not missing:
-                return errand.result()
-            if state == DONE:
+            missing = [rank for rank, said in enumerate(states) if said != _DONE]
+            if state[:1] == _FAILED or not missing:
+                return call.result()
+            if state == _DONE:
                 on_wait(missing)
 
     def together(self, work: Callable[[], bytes]) -> list[bytes]:
@@ -171,6 +174,13 @@ class Ranks:
         """Leave the process group."""
         if self.is_distributed:
             dist.destroy_process_group()
+
+
+def _state(call: BackgroundCall[_T]) -> bytes:
+    if not call.done():
+        return _UNDER_WAY
+    error = call.exception()
+    return _DONE if error is None else _FAILED + str(error).encode(errors="replace")
 
 
 def is_collective_failure(error: RuntimeError) -> bool:

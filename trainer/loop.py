@@ -16,6 +16,7 @@ from loguru import logger
 from trainer.batch_source import Batch
 from trainer.canary import make_canary
 from trainer.checkpoint import Checkpoints
+from trainer.checkpoint_state import TrainState
 from trainer.config import TrainerConfig
 from trainer.critic.assessment import Assessment, assess
 from trainer.critic.learner import CriticLearner
@@ -57,6 +58,11 @@ class Training:
     token_export: TokenExport | None = None
     critic: CriticLearner | None = None
 
+    @property
+    def state(self) -> TrainState:
+        """What a checkpoint holds."""
+        return TrainState(self.policy.causal_lm, self.optimizer, self.critic)
+
 
 def train(run: Training, progress: Progress) -> Progress:
     """Train until the run ends or a stop is requested; everything that was trained is committed on return."""
@@ -71,13 +77,11 @@ def train(run: Training, progress: Progress) -> Progress:
         publish(run, version=batch.step)
         run.inbox.trained(batch.step)
         run.telemetry.step(batch, reports, progress, current_learning_rate(run.optimizer))
-        committed = note_saved(run, committed)
+        committed = commit_saved(run, committed)
         if run.checkpoints.due(batch.step):
-            committed = save_when_due(run, progress, committed)
-    committed = note_saved(run, committed, wait=True)
+            committed = save(run, progress, committed, wait=not run.config.checkpoint.background)
     while committed < progress.step:
-        if save(run, progress):
-            committed = progress.step
+        committed = save(run, progress, committed, wait=True)
     return progress
 
 
@@ -170,34 +174,22 @@ def publish(run: Training, version: int) -> None:
         run.inbox.published(replace(published, canary=canary))
 
 
-def save_when_due(run: Training, progress: Progress, committed: int) -> int:
-    """Save, or begin to; the last committed step."""
-    if not run.config.checkpoint.background:
-        return progress.step if save(run, progress) else committed
-    committed = note_saved(run, committed, wait=True)
+def save(run: Training, progress: Progress, committed: int, *, wait: bool) -> int:
+    """Save `progress`, after the save before has ended; the last committed step. `wait`: for the end of this save."""
     with run.telemetry.timed("checkpoint"):
-        run.checkpoints.begin(run.policy.causal_lm, run.optimizer, progress, run.critic)
+        committed = commit_saved(run, committed, wait=True)
+        if committed < progress.step:
+            run.checkpoints.begin(run.state, progress)
+            committed = commit_saved(run, committed, wait=wait)
     return committed
 
 
-def note_saved(run: Training, committed: int, *, wait: bool = False) -> int:
-    """The last committed step, after a look at the save in the background; the orchestrator learns of its end."""
-    if not run.config.checkpoint.background:
-        return committed
-    with run.telemetry.timed("checkpoint"):
-        step = run.checkpoints.saved(wait=wait)
+def commit_saved(run: Training, committed: int, *, wait: bool = False) -> int:
+    """The last committed step; if a save has ended well, the orchestrator learns of it."""
+    step = run.checkpoints.saved(wait=wait)
     if step is None:
         return committed
     run.inbox.commit(step)
-    return step
-
-
-def save(run: Training, progress: Progress) -> bool:
-    """Whether a durable checkpoint of `progress` was made and the orchestrator knows."""
-    with run.telemetry.timed("checkpoint"):
-        if not run.checkpoints.save(run.policy.causal_lm, run.optimizer, progress, run.critic):
-            return False
-        run.inbox.commit(progress.step)
     if run.ranks.is_first:
-        logger.debug(f"checkpoint {run.checkpoints.folder(progress.step)}")
-    return True
+        logger.debug(f"checkpoint {run.checkpoints.folder(step)}")
+    return step

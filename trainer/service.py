@@ -24,6 +24,7 @@ from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
 from trainer.batch_source import BatchSource
 from trainer.checkpoint import Checkpoints, Origin
+from trainer.checkpoint_state import TrainState
 from trainer.config import ParallelConfig, TrainerConfig
 from trainer.context_parallel import join_context
 from trainer.critic.learner import make_critic
@@ -133,7 +134,7 @@ class TrainerProcess:
             checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
             optimizer = make_optimizer(policy.causal_lm, config.optimizer)
             with self.health.waiting("the checkpoint to load"):
-                progress = checkpoints.resume(policy.causal_lm, optimizer, critic)
+                progress = checkpoints.resume(TrainState(policy.causal_lm, optimizer, critic))
         self._say_start(ranks, progress, policy.causal_lm)
         source = self._connect(ranks, progress, shutdown, policy)
         return Training(

@@ -1,8 +1,8 @@
-"""`kill -9` at random instants of checkpoint saves, and what is left: shared by the test and by the long form.
+"""`kill -9` in checkpoint saves, and what is left: shared by the test and by the long form.
 
-A child trains and saves at every step, and says so on a pipe; it is killed some random time after a save has begun. The
-parent then resumes as a new trainer would. Training is deterministic, so the state it finds must be, bit for bit, that
-of the same step of a run that was never killed.
+A child trains and saves at every step, and says so on a pipe; it is killed some random time after a save has begun, or
+when the save has written a given file. The parent then resumes as a new trainer would. Training is deterministic, so
+the state it finds must be, bit for bit, that of the same step of a run that was never killed.
 """
 
 import itertools
@@ -22,6 +22,7 @@ from torch import nn
 
 from trainer.checkpoint import Checkpoints, Origin
 from trainer.checkpoint_manifest import MANIFEST_NAME, checkpoint_dir
+from trainer.checkpoint_state import TrainState
 from trainer.config import CheckpointConfig, OptimizerConfig
 from trainer.distributed import Ranks
 from trainer.optimizer import make_optimizer
@@ -33,13 +34,13 @@ BEGIN, END = "begin", "end"
 CHILD_TIMEOUT_S = 120.0
 
 
-class Trainee:
+class Trainee(TrainState):
     """A model, its optimizer, and dropout, so that the random state matters, too."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
-        self.optimizer = make_optimizer(self.model, OptimizerConfig(lr=1e-3))
+        model = nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
+        super().__init__(model, make_optimizer(model, OptimizerConfig(lr=1e-3)))
 
     def step(self) -> None:
         """One optimizer step on noise."""
@@ -93,13 +94,17 @@ class SaveKills:
     def __post_init__(self) -> None:
         torch.set_num_threads(1)  # a fork has no use for a pool of threads that stayed in its parent
 
-    def kill_once(self) -> None:
-        """Start the child, kill it in a save, resume. `AssertionError` if what it finds is not right."""
+    def kill_once(self, last_seen: str | None = None) -> None:
+        """Start the child, kill it in a save, resume. `AssertionError` if what it finds is not right. `last_seen`: kill
+        it when the save has written this file."""
         child, pipe = self._spawn()
         news = lines(pipe)
         try:
             self._watch(news, num_saves=self.rng.randint(1, 3))
-            time.sleep(self.rng.uniform(0.0, 1.1 * self.save_s))  # not a wait: the instant is what is under test
+            if last_seen is None:
+                time.sleep(self.rng.uniform(0.0, 1.1 * self.save_s))  # not a wait: the instant is what is under test
+            else:
+                self._await(last_seen)
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -123,15 +128,14 @@ class SaveKills:
 
     def _train(self, sender: int) -> None:
         trainee, checkpoints = Trainee(seed=0), self._checkpoints()
-        progress = checkpoints.resume(trainee.model, trainee.optimizer)
+        progress = checkpoints.resume(trainee)
         for step in itertools.count(progress.step + 1):
             trainee.step()
             if (saved := checkpoints.saved(wait=True)) is not None:
                 os.write(sender, f"{END} {saved}\n".encode())
             os.write(sender, f"{BEGIN} {step}\n".encode())
-            if self.background:
-                checkpoints.begin(trainee.model, trainee.optimizer, Progress(step=step))
-            elif checkpoints.save(trainee.model, trainee.optimizer, Progress(step=step)):
+            checkpoints.begin(trainee, Progress(step=step))
+            if not self.background and checkpoints.saved(wait=True) is not None:
                 os.write(sender, f"{END} {step}\n".encode())
 
     def _watch(self, news: Iterator[str], num_saves: int) -> None:
@@ -147,6 +151,14 @@ class SaveKills:
             else:
                 self.save_s = started - self._begun_at
         raise AssertionError("the child ended by itself")
+
+    def _await(self, name: str) -> None:
+        """Until the save that has begun has written `name`, or is so far that a later one has begun."""
+        path, next_folder = (checkpoint_dir(self.root, self._begun + ahead) for ahead in (0, 1))
+        deadline = time.monotonic() + CHILD_TIMEOUT_S
+        while not (path / name).exists() and not next_folder.exists():
+            assert time.monotonic() < deadline, f"no {name} after {CHILD_TIMEOUT_S:g} s"
+            time.sleep(0.001)
 
     def _heard(self, line: str) -> None:
         what, step = line.split()
@@ -170,7 +182,7 @@ class SaveKills:
 
     def _resume(self) -> None:
         trainee = Trainee(seed=1)
-        step = self._checkpoints().resume(trainee.model, trainee.optimizer).step
+        step = self._checkpoints().resume(trainee).step
         assert self._committed <= step <= self._begun, f"resumed at {step} of {self._committed} to {self._begun}"
         assert trainee.digest() == self._expected(step), f"the state of step {step} is not that of a run without kills"
         self._committed = step

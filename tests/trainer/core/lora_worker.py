@@ -10,14 +10,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.support.ranks import GradientRecorder, Rank
 from tests.trainer.core.rank_worker import CPU, part_name, train_scenario
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN
+from tests.trainer.shell.tiny import save
 from trainer.checkpoint import Checkpoints, Origin
+from trainer.checkpoint_state import TrainState
 from trainer.config import CheckpointConfig, LoraConfig, ModelConfig, OptimizerConfig
 from trainer.distributed import Ranks
 from trainer.fsdp import shard_policy
 from trainer.model import Policy, load_policy
 from trainer.optimizer import make_optimizer, named_moments
 from trainer.oracle import verify_packing
-from trainer.progress import Progress
 from trainer.publish import Publisher
 
 LORA = LoraConfig(rank=3, alpha=5)
@@ -77,4 +78,4 @@ def train_adapter(me: Rank) -> None:
     optimizer, _ = filled_moments(policy)
     Publisher(me.out / "weights", RUN_ID, 2, ranks, adapter=policy.adapter.info).publish(policy.causal_lm, 1)
     checkpoints = make_lora_checkpoints(me.out / "checkpoints", policy, ranks, me.model_path)
-    assert checkpoints.save(policy.causal_lm, optimizer, Progress(step=1))
+    assert save(checkpoints, TrainState(policy.causal_lm, optimizer), step=1)

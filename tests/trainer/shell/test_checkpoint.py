@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.errors import StorageError, UserError
-from tests.trainer.shell.tiny import file_size_limit, make_checkpoints, make_tiny, train_and_save
+from tests.trainer.shell.tiny import file_size_limit, make_checkpoints, make_tiny, save, train_and_save
 from trainer.checkpoint import MAX_RETRY_PAUSE_S, RETRY_PAUSE_S
 from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
 from trainer.progress import Progress
@@ -42,7 +42,7 @@ def test_resumed_training_goes_on_exactly_as_if_never_stopped(root, model_path):
         straight.step()
 
     resumed = make_tiny(seed=1)
-    progress = make_checkpoints(root, model_path).resume(resumed.model, resumed.optimizer)
+    progress = make_checkpoints(root, model_path).resume(resumed)
     for _ in range(3):
         resumed.step()
 
@@ -56,7 +56,7 @@ def test_resumed_training_goes_on_exactly_as_if_never_stopped(root, model_path):
 def test_a_run_without_checkpoints_starts_at_step_zero_and_keeps_its_weights(root, model_path):
     tiny = make_tiny()
     before = tiny.state()
-    assert make_checkpoints(root, model_path).resume(tiny.model, tiny.optimizer) == Progress()
+    assert make_checkpoints(root, model_path).resume(tiny) == Progress()
     assert all(torch.equal(value, before[name]) for name, value in tiny.state().items())
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(root, model_
     damage(root / "step-00000002" / name, how)
 
     other = make_tiny(seed=1)
-    assert make_checkpoints(root, model_path).resume(other.model, other.optimizer) == Progress(step=1)
+    assert make_checkpoints(root, model_path).resume(other) == Progress(step=1)
     assert all(torch.equal(value, expected[key]) for key, value in other.state().items())
 
 
@@ -99,14 +99,14 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(root, model_path, na
     for folder in root.glob("step-*"):
         damage(folder / name, "delete")
     with pytest.raises(UserError, match=r"no valid checkpoint .*step-00000002: .*restore a checkpoint"):
-        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+        make_checkpoints(root, model_path).resume(make_tiny())
 
 
 def test_a_run_whose_checkpoints_are_gone_is_refused(root, model_path):
     train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
     shutil.rmtree(root / "step-00000001")
     with pytest.raises(UserError, match="all folders are gone"):
-        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+        make_checkpoints(root, model_path).resume(make_tiny())
 
 
 def test_a_first_save_that_never_ended_is_a_fresh_start(root, model_path):
@@ -115,22 +115,22 @@ def test_a_first_save_that_never_ended_is_a_fresh_start(root, model_path):
     (root / "step-00000001" / "progress.json").write_text("{}")
     tiny = make_tiny()
     checkpoints = make_checkpoints(root, model_path)
-    assert checkpoints.resume(tiny.model, tiny.optimizer) == Progress()
+    assert checkpoints.resume(tiny) == Progress()
     train_and_save(tiny, checkpoints, range(1, 2))
-    assert checkpoints.resume(tiny.model, tiny.optimizer) == Progress(step=1)
+    assert checkpoints.resume(tiny) == Progress(step=1)
 
 
 def test_a_checkpoint_of_another_run_is_not_used(root, model_path):
     train_and_save(make_tiny(), make_checkpoints(root, model_path, run_id="other"), range(1, 2))
     with pytest.raises(UserError, match="belongs to run 'other'"):
-        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+        make_checkpoints(root, model_path).resume(make_tiny())
 
 
 def test_a_checkpoint_under_another_step_is_not_used(root, model_path):
     train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
     (root / "step-00000001").rename(root / "step-00000009")
     with pytest.raises(UserError, match="its manifest is that of step 1"):
-        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+        make_checkpoints(root, model_path).resume(make_tiny())
 
 
 def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(root, model_path):
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(root, model_
     with pytest.raises(
         UserError, match=r"step-00000001: has format 2, .* go on with the version that wrote it"
     ) as raised:
-        make_checkpoints(root, model_path).resume(make_tiny().model, make_tiny().optimizer)
+        make_checkpoints(root, model_path).resume(make_tiny())
     assert "start another --run.name" in str(raised.value)
     assert path.exists(), "it stays for the version that can read it"
 
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(root, model_
 def test_resume_off_refuses_a_run_that_has_a_checkpoint(root, model_path):
     train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
     with pytest.raises(UserError, match=r"checkpoint\.resume is false"):
-        make_checkpoints(root, model_path, resume=False).resume(make_tiny().model, make_tiny().optimizer)
+        make_checkpoints(root, model_path, resume=False).resume(make_tiny())
 
 
 def test_a_failed_save_keeps_the_older_one_and_is_due_again_at_once(root, model_path):
@@ -158,22 +158,25 @@ def test_a_failed_save_keeps_the_older_one_and_is_due_again_at_once(root, model_
     (root / "step-00000002").write_text("in the way")
 
     assert not checkpoints.due(2)
-    assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
+    assert not save(checkpoints, tiny, 2)
     assert checkpoints.due(3)
-    assert make_checkpoints(root, model_path).resume(tiny.model, tiny.optimizer) == Progress(step=1)
-    assert checkpoints.save(tiny.model, tiny.optimizer, Progress(step=3))
+    assert make_checkpoints(root, model_path).resume(tiny) == Progress(step=1)
+    assert save(checkpoints, tiny, 3)
     assert not checkpoints.due(4)
 
 
-def test_a_full_disk_fails_the_save_and_not_the_run(root, model_path):
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_fails_the_save_and_not_the_run(root, model_path, background):
     tiny = make_tiny()
-    checkpoints = make_checkpoints(root, model_path)
+    checkpoints = make_checkpoints(root, model_path, background=background, interval_steps=10)
     train_and_save(tiny, checkpoints, range(1, 2))
     with file_size_limit(2_000):
-        assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
+        assert not save(checkpoints, tiny, 2)
     assert not (root / "step-00000002").exists(), "what it wrote takes the room that the next one needs"
-    assert make_checkpoints(root, model_path).resume(tiny.model, tiny.optimizer) == Progress(step=1)
-    assert checkpoints.save(tiny.model, tiny.optimizer, Progress(step=2))
+    assert make_checkpoints(root, model_path).resume(tiny) == Progress(step=1)
+    assert checkpoints.due(3)
+    assert save(checkpoints, tiny, 3)
+    assert not checkpoints.due(4)
 
 
 def test_the_same_step_is_saved_again_after_a_pause_only(root, model_path, monkeypatch):
@@ -183,18 +186,34 @@ def test_the_same_step_is_saved_again_after_a_pause_only(root, model_path, monke
     checkpoints = make_checkpoints(root, model_path, max_failures=9)
     with file_size_limit(2_000):
         for step in (1, 2, 3, 3, 3, 3, 3, 3):
-            assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=step))
+            assert not save(checkpoints, tiny, step)
     assert pauses == [*(RETRY_PAUSE_S * 2**power for power in (2, 3, 4, 5)), MAX_RETRY_PAUSE_S]
 
 
-def test_too_many_failed_saves_in_a_row_end_the_run(root, model_path, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+@pytest.mark.parametrize("background", [False, True])
+def test_too_many_failed_saves_in_a_row_end_the_run(root, model_path, background):
     tiny = make_tiny()
-    checkpoints = make_checkpoints(root, model_path, max_failures=2)
-    (root / "step-00000001").write_text("in the way")
-    assert not checkpoints.save(tiny.model, tiny.optimizer, Progress(step=1))
-    with pytest.raises(StorageError, match="2 checkpoints in a row"):
-        checkpoints.save(tiny.model, tiny.optimizer, Progress(step=1))
+    checkpoints = make_checkpoints(root, model_path, background=background, max_failures=2)
+    with file_size_limit(2_000):
+        assert not save(checkpoints, tiny, 1)
+        with pytest.raises(StorageError, match="2 checkpoints in a row"):
+            save(checkpoints, tiny, 2)
+
+
+def test_a_background_save_has_the_state_at_its_begin_whatever_training_does_meanwhile(root, model_path):
+    tiny = make_tiny()
+    checkpoints = make_checkpoints(root, model_path, background=True)
+    assert checkpoints.saved(wait=True) is None, "nothing is begun"
+    tiny.step()
+    expected = tiny.state()
+    checkpoints.begin(tiny, Progress(step=1))
+    tiny.step()
+    assert checkpoints.saved(wait=True) == 1
+    assert checkpoints.saved(wait=True) is None, "the end is told once"
+    resumed = make_tiny(seed=1)
+    assert make_checkpoints(root, model_path).resume(resumed) == Progress(step=1)
+    for name, value in resumed.state().items():
+        assert torch.equal(value, expected[name]), name
 
 
 def test_newest_json_names_the_last_complete_step(root, model_path):

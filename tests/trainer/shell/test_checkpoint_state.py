@@ -10,7 +10,7 @@ from torch import nn
 from runtime.errors import StorageError
 from tests.trainer.shell.tiny import ALONE, make_tiny
 from trainer import checkpoint_state
-from trainer.checkpoint_state import file_numbers, load_tensors, load_weights, save_tensors
+from trainer.checkpoint_state import TrainState, file_numbers, load_tensors, load_weights, save_tensors
 from trainer.config import OptimizerConfig
 from trainer.optimizer import make_optimizer
 
@@ -18,7 +18,7 @@ from trainer.optimizer import make_optimizer
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     tiny = make_tiny()
-    save_tensors(tmp_path, tiny.model, tiny.optimizer, ALONE)
+    save_tensors(tmp_path, tiny, ALONE)
     return tmp_path
 
 
@@ -26,9 +26,9 @@ def test_state_is_split_into_files_and_loaded_from_all_of_them(tmp_path: Path, m
     monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 100)
     tiny, other = make_tiny(), make_tiny(seed=1)
     tiny.step()
-    save_tensors(tmp_path, tiny.model, tiny.optimizer, ALONE)
+    save_tensors(tmp_path, tiny, ALONE)
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    load_tensors(tmp_path, other.model, other.optimizer, ALONE)
+    load_tensors(tmp_path, other, ALONE)
     for name, value in other.state().items():
         assert torch.equal(value, tiny.state()[name]), name
 
@@ -48,7 +48,7 @@ def test_weights_of_any_memory_order_are_saved(tmp_path: Path) -> None:
     model = nn.Linear(3, 5)
     model.weight = nn.Parameter(torch.arange(15.0).reshape(3, 5).T)
     assert not model.weight.is_contiguous()
-    save_tensors(tmp_path, model, make_optimizer(model, OptimizerConfig()), ALONE)
+    save_tensors(tmp_path, TrainState(model, make_optimizer(model, OptimizerConfig())), ALONE)
     assert torch.equal(load_weights(tmp_path)["weight"], model.weight)
 
 

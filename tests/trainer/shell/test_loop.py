@@ -82,7 +82,7 @@ class Bench:
         return self.stop_after is not None and f"trained {self.stop_after}" in self.told
 
     def train(self) -> Progress:
-        progress = self.run.checkpoints.resume(self.run.policy.causal_lm, self.run.optimizer)
+        progress = self.run.checkpoints.resume(self.run.state)
         return train(self.run, progress)
 
 

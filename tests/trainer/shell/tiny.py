@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainer.checkpoint import Checkpoints, Origin
+from trainer.checkpoint_state import TrainState
 from trainer.config import CheckpointConfig, OptimizerConfig
 from trainer.distributed import Ranks
 from trainer.optimizer import make_optimizer
@@ -18,12 +19,9 @@ from trainer.progress import Progress
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-@dataclass
-class Tiny:
+@dataclass(frozen=True)
+class Tiny(TrainState):
     """Something to train: tied weights, a buffer, and dropout, so that the random state matters."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
 
     def step(self) -> None:
         """One optimizer step on noise."""
@@ -68,11 +66,17 @@ def make_checkpoints(root: Path, model_path: Path, run_id: str = "run", **config
     return Checkpoints(root, Origin(run_id, "digest", model_path), CheckpointConfig(**config), ALONE)
 
 
+def save(checkpoints: Checkpoints, state: TrainState, step: int) -> bool:
+    """Save `state` as that of `step`; whether it is durable."""
+    checkpoints.begin(state, Progress(step=step))
+    return checkpoints.saved(wait=True) == step
+
+
 def train_and_save(tiny: Tiny, checkpoints: Checkpoints, steps: range) -> None:
     """Train and save each step of `steps`."""
     for step in steps:
         tiny.step()
-        assert checkpoints.save(tiny.model, tiny.optimizer, Progress(step=step))
+        assert save(checkpoints, tiny, step)
 
 
 @contextmanager

@@ -21,16 +21,16 @@ from runtime.health import Health
 from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.stopping import Stop
-from tests.trainer.shell.tiny import TiedModel
+from tests.trainer.shell.tiny import TiedModel, save
 from tests.trainer.shell.waiting import AWAY_S, NUM_STEPS, TIMEOUT_S
 from trainer.batch_source import NoBatch
 from trainer.checkpoint import Checkpoints, Origin
+from trainer.checkpoint_state import TrainState
 from trainer.config import CheckpointConfig, OptimizerConfig, OrchestratorLinkConfig, TokenExportConfig
 from trainer.distributed import Ranks, join
 from trainer.inbox import Inbox
 from trainer.optimizer import make_optimizer
 from trainer.orchestrator_link import OrchestratorLink
-from trainer.progress import Progress
 from trainer.published import PublishedWeights
 from trainer.token_export import STABLE, TokenExport, step_folder
 from trainer.token_record import TokenRecord, TokenRecorder
@@ -156,10 +156,10 @@ def save_and_resume_slowly(ranks: Ranks, root: Path) -> None:
     root.mkdir(exist_ok=True)
     (root / "model").mkdir(exist_ok=True)
     model = SlowModel(0.0 if ranks.is_first else AWAY_S)
-    optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
     checkpoints = Checkpoints(root, Origin("run", "digest", root / "model"), CheckpointConfig(), ranks)
-    assert checkpoints.save(model, optimizer, Progress(step=3))
-    assert checkpoints.resume(model, optimizer).step == 3
+    state = TrainState(model, make_optimizer(model, OptimizerConfig(lr=1e-2)))
+    assert save(checkpoints, state, step=3)
+    assert checkpoints.resume(state).step == 3
 
 
 def join_when_both_are_here(folder: Path) -> Ranks:
