@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from trainer.published import PublishedWeights
 from transport.manifest import BatchManifest
+from transport.progress import PublishedWeights
 from transport.sample import TrainingSample
 
 

@@ -17,8 +17,8 @@ from runtime.shutdown import Shutdown
 from trainer.batch_source import Batch, BatchSource, NoBatch
 from trainer.distributed import Ranks
 from trainer.errors import RankMismatch
-from trainer.published import PublishedWeights
 from transport.manifest import BatchManifest
+from transport.progress import PublishedWeights
 from transport.sample import TrainingSample
 
 _T = TypeVar("_T")

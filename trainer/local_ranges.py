@@ -13,8 +13,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainer.adapter import adapter_tensor_name
 from trainer.errors import TrainerError
-from trainer.safetensors_layout import TensorSpec
 from transport.tensor import DType
+from transport.weights import TensorEntry
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def named_weights(model: nn.Module) -> dict[str, Tensor]:
     return adapter or weights
 
 
-def spec_of(name: str, tensor: Tensor) -> TensorSpec:
-    """Name, type and global shape."""
+def spec_of(name: str, tensor: Tensor) -> TensorEntry:
+    """Name, type and global shape; no shard and no hash yet."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in get_args(DType):
         raise TrainerError(f"weight {name} has type {dtype}, which cannot be published")
-    return TensorSpec(name, cast(DType, dtype), tuple(tensor.shape))
+    return TensorEntry(name=name, dtype=cast(DType, dtype), shape=tuple(tensor.shape), shard="", hash="")
 
 
 def local_range(name: str, tensor: Tensor, *, is_first: bool) -> LocalRange | None:

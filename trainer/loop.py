@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 from loguru import logger
 
@@ -171,7 +172,7 @@ def publish(run: Training, version: int) -> None:
     with run.telemetry.timed("publish"):
         published = run.publisher.publish(run.policy.causal_lm, version)
         canary = make_canary(run.policy) if run.config.weights.canary else None
-        run.inbox.published(replace(published, canary=canary))
+        run.inbox.published(msgspec.structs.replace(published, canary=canary))
 
 
 def save(run: Training, progress: Progress, committed: int, *, wait: bool) -> int:

@@ -16,10 +16,10 @@ from trainer.config import OrchestratorLinkConfig
 from trainer.distributed import Ranks
 from trainer.errors import StopWaiting
 from trainer.link_keys import load_keys
-from trainer.published import PublishedWeights
 from transport.client import BatchClient
 from transport.errors import CodecError, PeerTimeout, Refused, RequestFailed, SchemaMismatch
 from transport.manifest import BatchManifest
+from transport.progress import PublishedWeights
 from transport.sample import TrainingSample
 
 
@@ -75,7 +75,9 @@ class OrchestratorLink:
         """Tell of a policy version."""
         self._report(
             f"to note version {weights.version}",
-            lambda: self._client.weights_published(weights.version, weights.location, weights.digest, weights.canary),
+            lambda: self._client.weights_published(
+                weights.version, weights.manifest_path, weights.digest, weights.canary
+            ),
         )
 
     def trained(self, step: int) -> None:

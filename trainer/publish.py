@@ -24,18 +24,10 @@ from runtime.atomic_write import atomic_write
 from runtime.errors import StorageError
 from trainer.distributed import Ranks
 from trainer.local_ranges import local_range, named_weights, spec_of
-from trainer.published import PublishedWeights
-from trainer.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, TensorSpec, plan_shards
-from transport.weights import (
-    MANIFEST_NAME,
-    AdapterInfo,
-    ShardEntry,
-    TensorEntry,
-    WeightManifest,
-    hash_bytes,
-    publish_digest,
-    version_dir,
-)
+from trainer.published import make_manifest
+from trainer.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, plan_shards
+from transport.progress import PublishedWeights
+from transport.weights import MANIFEST_NAME, AdapterInfo, TensorEntry, WeightManifest, hash_bytes, version_dir
 
 MAX_ATTEMPTS = 5
 """Failed publishes of one version after which the trainer stops with exit code 74."""
@@ -99,9 +91,10 @@ class Publisher:
         hashes: dict[str, str] = {}
         for part in self._ranks.together(lambda: self._hash_share(staging, shards, specs)):
             hashes |= msgspec.json.decode(part, type=dict[str, str])
-        manifest = make_manifest(self._run_id, version, shards, specs, hashes, self._adapter)
+        manifest = make_manifest(self._run_id, version, specs.values(), hashes, self._adapter, shards)
         self._ranks.together(lambda: self._reveal(staging, manifest))
-        return PublishedWeights(version, str(version_dir(self._root, version) / MANIFEST_NAME), manifest.digest)
+        path = version_dir(self._root, version) / MANIFEST_NAME
+        return PublishedWeights(version=version, manifest_path=str(path), digest=manifest.digest)
 
     def _make_room(self, staging: Path, shards: Iterable[ShardLayout]) -> bytes:
         self._clear_staging()
@@ -123,7 +116,7 @@ class Publisher:
                         file.write(part.data)
         return b""
 
-    def _hash_share(self, staging: Path, shards: Iterable[ShardLayout], specs: dict[str, TensorSpec]) -> bytes:
+    def _hash_share(self, staging: Path, shards: Iterable[ShardLayout], specs: dict[str, TensorEntry]) -> bytes:
         """Hashes of every `world_size`-th tensor and file, by name."""
         ranges = [piece for shard in shards for piece in _hashed_ranges(shard, specs)]
         share = ranges[self._ranks.rank :: self._ranks.world_size]
@@ -151,7 +144,7 @@ class Publisher:
         return folders[: -self._keep]
 
 
-def _hashed_ranges(shard: ShardLayout, specs: dict[str, TensorSpec]) -> list[tuple[str, str, slice]]:
+def _hashed_ranges(shard: ShardLayout, specs: dict[str, TensorEntry]) -> list[tuple[str, str, slice]]:
     """`(file, name, bytes)` of every tensor of the file, and of the file itself under its own name."""
     tensors = [(shard.file, name, slice(at, at + specs[name].num_bytes)) for name, at in shard.starts.items()]
     return [*tensors, (shard.file, shard.file, slice(0, shard.num_bytes))]
@@ -165,23 +158,3 @@ def _hash_range(path: Path, span: slice) -> str:
         view[span] as part,
     ):
         return hash_bytes(part)
-
-
-def make_manifest(
-    run_id: str,
-    version: int,
-    shards: Iterable[ShardLayout],
-    specs: dict[str, TensorSpec],
-    hashes: dict[str, str],
-    adapter: AdapterInfo | None = None,
-) -> WeightManifest:
-    """The manifest of these files; `hashes` has one entry per tensor and per file."""
-    shards = list(shards)
-    tensors = tuple(
-        TensorEntry(name=name, dtype=specs[name].dtype, shape=specs[name].shape, shard=shard.file, hash=hashes[name])
-        for shard in shards
-        for name in shard.starts
-    )
-    files = tuple(ShardEntry(file=shard.file, num_bytes=shard.num_bytes, hash=hashes[shard.file]) for shard in shards)
-    digest = publish_digest(tensors, adapter)
-    return WeightManifest(run_id=run_id, version=version, tensors=tensors, shards=files, digest=digest, adapter=adapter)

@@ -1,28 +1,14 @@
-"""`PublishedWeights`: a version that engines can load; `WeightChannel`: what makes one."""
+"""`WeightChannel`: how engines get a policy version, and the manifest of one, whatever the channel."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 from torch import nn
 
-from transport.canary import Canary
-
-
-@dataclass(frozen=True)
-class PublishedWeights:
-    """A version that engines can load."""
-
-    version: int
-    location: str
-    """As `transport.location` spells it."""
-    digest: str
-    canary: Canary | None = None
-
-    @property
-    def manifest_path(self) -> Path:
-        """The manifest file of a publish on disk."""
-        return Path(self.location)
+from trainer.safetensors_layout import ShardLayout
+from transport.progress import PublishedWeights
+from transport.weights import AdapterInfo, ShardEntry, TensorEntry, WeightManifest, publish_digest
 
 
 class WeightChannel(Protocol):
@@ -40,3 +26,26 @@ class WeightChannel(Protocol):
     def close(self) -> None:
         """Serve no more. Idempotent."""
         ...
+
+
+def make_manifest(
+    run_id: str,
+    version: int,
+    specs: Iterable[TensorEntry],
+    hashes: Mapping[str, str],
+    adapter: AdapterInfo | None,
+    shards: Sequence[ShardLayout] = (),
+) -> WeightManifest:
+    """The manifest of tensors as `spec_of` describes them; `hashes` has one entry per tensor and per file, if any."""
+    files = {name: shard.file for shard in shards for name in shard.starts}
+    tensors = tuple(
+        msgspec.structs.replace(spec, shard=files.get(spec.name, ""), hash=hashes[spec.name]) for spec in specs
+    )
+    return WeightManifest(
+        run_id=run_id,
+        version=version,
+        tensors=tensors,
+        shards=tuple(ShardEntry(file=s.file, num_bytes=s.num_bytes, hash=hashes[s.file]) for s in shards),
+        digest=publish_digest(tensors, adapter),
+        adapter=adapter,
+    )

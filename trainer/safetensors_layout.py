@@ -5,32 +5,18 @@ are those of `safetensors.torch.save_file(..., metadata={"format": "pt"})`: tens
 """
 
 import json
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from transport.tensor import DTYPE_BYTES, DType
+from transport.tensor import DTYPE_BYTES
+from transport.weights import TensorEntry
 
 MAX_SHARD_BYTES = 4 * 1024**3
 _CODES: dict[str, str] = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "int32": "I32", "int64": "I64",
     "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One tensor by its global shape."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of its data."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -43,9 +29,9 @@ class ShardLayout:
     num_bytes: int
 
 
-def plan_shards(specs: Iterable[TensorSpec], max_bytes: int = MAX_SHARD_BYTES) -> list[ShardLayout]:
+def plan_shards(specs: Iterable[TensorEntry], max_bytes: int = MAX_SHARD_BYTES) -> list[ShardLayout]:
     """Files of at most `max_bytes` of data (a larger tensor has its own), named as Hugging Face does."""
-    groups: list[list[TensorSpec]] = [[]]
+    groups: list[list[TensorEntry]] = [[]]
     room = max_bytes
     for spec in sorted(specs, key=lambda spec: (-DTYPE_BYTES[spec.dtype], spec.name)):
         if groups[-1] and spec.num_bytes > room:
@@ -57,7 +43,7 @@ def plan_shards(specs: Iterable[TensorSpec], max_bytes: int = MAX_SHARD_BYTES) -
     return [_layout(name, group) for name, group in zip(names, groups, strict=True)]
 
 
-def _layout(file: str, specs: Sequence[TensorSpec]) -> ShardLayout:
+def _layout(file: str, specs: Sequence[TensorEntry]) -> ShardLayout:
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts: dict[str, int] = {}
     end = 0

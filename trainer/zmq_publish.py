@@ -15,19 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from trainer.distributed import Ranks
 from trainer.local_ranges import local_range, named_weights, raw_bytes, spec_of
-from trainer.published import PublishedWeights
+from trainer.published import make_manifest
 from transport.location import Channel, location_of
+from transport.progress import PublishedWeights
 from transport.weight_server import WeightServer
 from transport.weight_store import WeightStore
-from transport.weights import (
-    AdapterInfo,
-    TensorEntry,
-    WeightManifest,
-    WeightOffer,
-    WeightRange,
-    hash_bytes,
-    publish_digest,
-)
+from transport.weights import AdapterInfo, WeightOffer, WeightRange, hash_bytes
 
 
 class RankShare(msgspec.Struct, frozen=True):
@@ -79,7 +72,8 @@ class ZmqPublisher:
         self._store.put(offer, data)
         self._ranks.barrier()  # who hears of a version may fetch from every rank
         self._server.check()
-        return PublishedWeights(version, location_of(self._channel, shares[0].endpoint), offer.manifest.digest)
+        location = location_of(self._channel, shares[0].endpoint)
+        return PublishedWeights(version=version, manifest_path=location, digest=offer.manifest.digest)
 
     def close(self) -> None:
         """Engines are not served any more."""
@@ -109,16 +103,9 @@ def make_offer(
 ) -> WeightOffer:
     """The offer that these shares make up. The same on every rank."""
     hashes = {name: value for share in shares for name, value in share.hashes.items()}
-    specs = [spec_of(name, tensor) for name, tensor in weights.items()]
-    entries = tuple(
-        TensorEntry(name=spec.name, dtype=spec.dtype, shape=spec.shape, shard="", hash=hashes[spec.name])
-        for spec in specs
-    )
-    digest = publish_digest(entries, adapter)
+    specs = (spec_of(name, tensor) for name, tensor in weights.items())
     return WeightOffer(
-        manifest=WeightManifest(
-            run_id=run_id, version=version, tensors=entries, shards=(), digest=digest, adapter=adapter
-        ),
+        manifest=make_manifest(run_id, version, specs, hashes, adapter),
         servers=tuple(share.endpoint for share in shares),
         ranges=tuple(
             WeightRange(name, offset, num_bytes, server)

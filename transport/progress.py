@@ -14,6 +14,7 @@ class PublishedWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     version: int
     manifest_path: str
+    """As `transport.location` spells it."""
     digest: str
     canary: Canary | None = None
 

@@ -12,9 +12,9 @@ from trainer.batch_source import NoBatch
 from trainer.distributed import Ranks
 from trainer.errors import RankMismatch
 from trainer.inbox import Inbox
-from trainer.publish import PublishedWeights
 from transport.batch import decode_rows
 from transport.manifest import BatchManifest
+from transport.progress import PublishedWeights
 from transport.sample import TrainingSample
 
 
@@ -103,7 +103,7 @@ def test_a_rank_fetches_only_the_rows_it_asks_for():
 def test_the_first_rank_publishes_and_every_link_knows_what_is_trained_and_committed(rank, told, tmp_path):
     source = Shelf(1)
     box = inbox(source, TwoRanks(rank, 2, torch.device("cpu")))
-    box.published(PublishedWeights(3, tmp_path, "digest"))
+    box.published(PublishedWeights(version=3, manifest_path="v3", digest="digest"))
     box.trained(3)
     box.commit(3)
     box.close("bye")

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer.errors import TrainerError
 from trainer.local_ranges import LocalRange, local_range, named_weights, raw_bytes, spec_of
-from trainer.safetensors_layout import TensorSpec
+from transport.weights import TensorEntry
 
 
 @contextmanager
@@ -78,7 +78,9 @@ def test_raw_bytes_of_any_layout_and_type():
 
 def test_spec_is_the_global_shape():
     with as_rank(1, 2):
-        assert spec_of("w", shard_of(torch.ones(5, 2), (2,))) == TensorSpec("w", "float32", (5, 2))
+        assert spec_of("w", shard_of(torch.ones(5, 2), (2,))) == TensorEntry(
+            name="w", dtype="float32", shape=(5, 2), shard="", hash=""
+        )
 
 
 def test_a_type_without_a_wire_form_is_refused():

@@ -25,10 +25,11 @@ from trainer.model import load_policy
 from trainer.non_finite import NonFiniteGuard
 from trainer.optimizer import make_optimizer
 from trainer.progress import Progress
-from trainer.publish import PublishedWeights, Publisher
+from trainer.publish import Publisher
 from trainer.replay import ReplaySource
 from trainer.telemetry import Telemetry
 from transport.manifest import BatchManifest
+from transport.progress import PublishedWeights
 from transport.sample import TrainingSample
 from transport.weights import read_weight_manifest
 
@@ -50,7 +51,7 @@ class Witness:
         return self.recording.samples(manifest, rows)
 
     def published(self, weights: PublishedWeights) -> None:
-        assert read_weight_manifest(weights.manifest_path).digest == weights.digest
+        assert read_weight_manifest(Path(weights.manifest_path)).digest == weights.digest
         self.told.append(f"published {weights.version}")
 
     def trained(self, step: int) -> None:

@@ -2,7 +2,7 @@ import safetensors.torch
 import torch
 
 from trainer.local_ranges import raw_bytes, spec_of
-from trainer.safetensors_layout import TensorSpec, plan_shards
+from trainer.safetensors_layout import plan_shards
 
 
 def assemble(tensors: dict[str, torch.Tensor]) -> bytes:
@@ -30,17 +30,17 @@ def test_layout_is_that_of_the_safetensors_library_byte_for_byte():
 
 
 def test_a_file_is_full_before_the_next_begins_and_all_tensors_have_a_place():
-    specs = [TensorSpec(f"w{index}", "float32", (25,)) for index in range(5)]
+    specs = [spec_of(f"w{index}", torch.zeros(25)) for index in range(5)]
     shards = plan_shards(specs, max_bytes=200)
     assert [list(shard.starts) for shard in shards] == [["w0", "w1"], ["w2", "w3"], ["w4"]]
     assert [shard.file for shard in shards] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
 
 
 def test_a_tensor_above_the_limit_has_a_file_of_its_own():
-    specs = [TensorSpec("a", "float32", (1,)), TensorSpec("b", "float32", (100,)), TensorSpec("c", "float32", (1,))]
+    specs = [spec_of(name, torch.zeros(size)) for name, size in {"a": 1, "b": 100, "c": 1}.items()]
     assert [list(shard.starts) for shard in plan_shards(specs, max_bytes=8)] == [["a"], ["b"], ["c"]]
 
 
 def test_layout_does_not_depend_on_the_order_of_the_tensors():
-    specs = [TensorSpec(name, "float32", (2, 2)) for name in "cab"]
+    specs = [spec_of(name, torch.zeros(2, 2)) for name in "cab"]
     assert plan_shards(specs) == plan_shards(reversed(specs))

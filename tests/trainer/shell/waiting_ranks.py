@@ -31,10 +31,10 @@ from trainer.distributed import Ranks, join
 from trainer.inbox import Inbox
 from trainer.optimizer import make_optimizer
 from trainer.orchestrator_link import OrchestratorLink
-from trainer.published import PublishedWeights
 from trainer.token_export import STABLE, TokenExport, step_folder
 from trainer.token_record import TokenRecord, TokenRecorder
 from transport.manifest import BatchManifest
+from transport.progress import PublishedWeights
 from transport.sample import TrainingSample
 
 _T = TypeVar("_T")
@@ -83,7 +83,7 @@ def train(ranks: Ranks, inbox: Inbox, folder: Path) -> None:
     for batch in inbox.batches(after=0):
         samples = inbox.fetch(batch, [ranks.rank])
         ranks.require_same(str(batch.step), "what is trained")
-        inbox.published(PublishedWeights(batch.step, f"/weights/{batch.step}", "digest"))
+        inbox.published(PublishedWeights(version=batch.step, manifest_path=f"/weights/{batch.step}", digest="digest"))
         inbox.trained(batch.step)
         inbox.commit(batch.step)
         trained.append(f"{batch.step}: {samples[ranks.rank].trajectory_id}")
