@@ -129,7 +129,7 @@ class Checkpoints:
 
         Raises `UserError` if there are checkpoints and none may be used, or it has no critic and there should be one.
         """
-        manifest = find_newest(self._root, self._origin.run_id, self._config.resume, self._ranks)
+        manifest = find_newest(self._root, self._origin.run_id, self._ranks)
         if manifest is None:
             return Progress()
         if manifest.config_digest != self._origin.config_digest and self._ranks.is_first:

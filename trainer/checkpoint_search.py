@@ -14,25 +14,17 @@ NEWEST_NAME = "newest.json"
 _FOLDER = re.compile(r"step-(\d{8,})")
 
 
-def find_newest(root: Path, run_id: str, resume: bool, ranks: Ranks) -> CheckpointManifest | None:
-    """The newest valid checkpoint, verified by all ranks together; `None` if the run never completed one.
-
-    Raises `UserError` if the run has completed checkpoints and none is valid, or if `resume` is off and there is one.
-    """
+def find_newest(root: Path, run_id: str | None, ranks: Ranks) -> CheckpointManifest | None:
+    """The newest valid checkpoint of `run_id` (`None`: of any run), verified by all ranks together; `None` if the run
+    never completed one. Raises `UserError` if it has completed some and none is valid."""
     reasons = []
     for folder in _newest_first(root, ranks):
         manifest, reason = _verify(folder, run_id, ranks)
-        if manifest is None:
-            reasons.append(f"{folder.name}: {reason}")
-            if ranks.is_first:
-                logger.warning(f"skipping checkpoint {folder.name}: {reason}")
-        elif not resume:
-            raise UserError(
-                f"run {run_id!r} has checkpoint {folder}, and checkpoint.resume is false: "
-                "set it to true, choose another --run.name, or move the checkpoints away"
-            )
-        else:
+        if manifest is not None:
             return manifest
+        reasons.append(f"{folder.name}: {reason}")
+        if ranks.is_first:
+            logger.warning(f"skipping checkpoint {folder.name}: {reason}")
     if ranks.any((root / NEWEST_NAME).exists()):
         found = "; ".join(reasons) or "all folders are gone"
         raise UserError(
@@ -49,13 +41,13 @@ def _newest_first(root: Path, ranks: Ranks) -> list[Path]:
     return [root / name for name in listed.split("\n") if name]
 
 
-def _verify(folder: Path, run_id: str, ranks: Ranks) -> tuple[CheckpointManifest | None, str]:
+def _verify(folder: Path, run_id: str | None, ranks: Ranks) -> tuple[CheckpointManifest | None, str]:
     """The manifest, or the reason why the checkpoint is not valid. Each rank verifies its share of the files."""
 
     def verify_share() -> tuple[CheckpointManifest | None, str]:
         try:
             manifest = read_manifest(folder)
-            if manifest.run_id != run_id:
+            if run_id not in (None, manifest.run_id):
                 raise CheckpointInvalid(f"belongs to run {manifest.run_id!r}")
             verify_files(folder, manifest.files[ranks.rank :: ranks.world_size])
         except CheckpointInvalid as error:

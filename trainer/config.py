@@ -92,8 +92,6 @@ class CheckpointConfig(Config):
     """Steps between checkpoints. The orchestrator keeps every batch since the last one."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints that stay on disk."""
-    resume: bool = True
-    """Continue from the newest valid checkpoint of the run. `false` refuses to start if there is one."""
     background: bool = False
     """Write checkpoints in a thread while training goes on; needs host memory for a copy of the state. A step is
     committed when its checkpoint is durable, as ever. The last one of a run is always waited for."""

@@ -86,7 +86,7 @@ def test_each_file_of_the_newest_checkpoint_in_turn(run: Path, damage, warnings_
         whole = path.read_bytes()
         warnings_seen.clear()
         damage(path)
-        found = find_newest(run / "checkpoints", RUN_ID, True, ALONE)
+        found = find_newest(run / "checkpoints", RUN_ID, ALONE)
         assert found is not None
         assert found.step == NUM_STEPS - 2
         (warning,) = warnings_seen
@@ -94,7 +94,7 @@ def test_each_file_of_the_newest_checkpoint_in_turn(run: Path, damage, warnings_
         names_it = path.name in warning or (path.name, damage) == (MANIFEST_NAME, flip)  # then it is wrong about others
         assert names_it, f"{warning} does not name {path}"
         path.write_bytes(whole)
-    found = find_newest(run / "checkpoints", RUN_ID, True, ALONE)
+    found = find_newest(run / "checkpoints", RUN_ID, ALONE)
     assert found is not None
     assert found.step == NUM_STEPS
 

@@ -145,12 +145,6 @@ def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(root, model_
     assert path.exists(), "it stays for the version that can read it"
 
 
-def test_resume_off_refuses_a_run_that_has_a_checkpoint(root, model_path):
-    train_and_save(make_tiny(), make_checkpoints(root, model_path), range(1, 2))
-    with pytest.raises(UserError, match=r"checkpoint\.resume is false"):
-        make_checkpoints(root, model_path, resume=False).resume(make_tiny())
-
-
 def test_a_failed_save_keeps_the_older_one_and_is_due_again_at_once(root, model_path):
     tiny = make_tiny()
     checkpoints = make_checkpoints(root, model_path, interval_steps=10)

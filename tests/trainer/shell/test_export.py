@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 from runtime.errors import UserError
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.runs import weights_of
+from tests.trainer.shell.tiny import file_size_limit
 from trainer.cli import run
 from trainer.export import export_checkpoint, newest_checkpoint
 
@@ -29,12 +30,10 @@ def test_an_exported_model_has_the_logits_of_the_published_weights(straight_run,
     assert not torch.equal(logits(model_path), expected)
 
 
-def test_a_model_in_several_files_loads_too(straight_run, tmp_path):
-    checkpoint = newest_checkpoint(straight_run / "checkpoints")
-    export_checkpoint(checkpoint, tmp_path / "whole")
-    export_checkpoint(checkpoint, tmp_path / "split", max_shard_bytes=50_000)
-    assert len(list((tmp_path / "split").glob("*.safetensors"))) > 1
-    assert torch.equal(logits(tmp_path / "split"), logits(tmp_path / "whole"))
+def test_a_disk_that_refuses_the_model_leaves_no_folder(straight_run, tmp_path):
+    with file_size_limit(50_000), pytest.raises(UserError, match=r"cannot write .*out: .*File too large"):
+        export_checkpoint(newest_checkpoint(straight_run / "checkpoints"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tokenizer_files_go_along_and_the_dtype_is_that_of_the_weights(straight_run, model_path, tmp_path):
