@@ -133,8 +133,6 @@ class WeightsConfig(Config):
     """Seconds without an answer of a trainer rank after which a transfer is given up."""
     chunk_bytes: int = Field(8 << 20, ge=1024, le=32 << 20)
     """Bytes that are asked for at once, of each rank."""
-    max_bytes: int = Field(1 << 40, gt=0)
-    """Largest version that is fetched, in bytes; it is held in memory until it is applied."""
 
 
 class InferenceConfig(ServiceConfig):

@@ -22,7 +22,6 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     rank: int
     alpha: int
-    dropout: float
     target_modules: tuple[str, ...]
     base_path: str
     """Folder of the base model when the run began."""

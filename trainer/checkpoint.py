@@ -43,6 +43,8 @@ from trainer.progress import Progress
 RETRY_PAUSE_S = 1.0
 """Pause before a step is saved again that could not be saved, doubled each time: the run is at its end."""
 MAX_RETRY_PAUSE_S = 60.0
+MAX_FAILURES = 3
+"""Failed saves in a row after which the trainer stops with exit code 74."""
 JOIN_TIMEOUT_S = 600.0
 """Seconds that a save may still take when it is waited for."""
 PROGRESS_NAME = "progress.json"
@@ -79,7 +81,7 @@ class Checkpoints:
 
     def begin(self, state: TrainState, progress: Progress) -> None:
         """Save `state` as it is now, with `background` a copy of it while training goes on; `saved` tells the outcome.
-        Only one save may be under way. `StorageError` after `max_failures` failed saves in a row."""
+        Only one save may be under way. `StorageError` after `MAX_FAILURES` failed saves in a row."""
         assert self._running is None, "one save at a time: ask `saved` for the end of the one before"
         step, folder = progress.step, self.folder(progress.step)
         if step == self._failed_step:
@@ -99,7 +101,7 @@ class Checkpoints:
 
     def saved(self, *, wait: bool = False) -> int | None:
         """The step of the save that was begun, once it is durable; told once. `None`: none is under way, it goes on, or
-        it has failed (`StorageError` after `max_failures` in a row). `wait`: do not return while it goes on."""
+        it has failed (`StorageError` after `MAX_FAILURES` in a row). `wait`: do not return while it goes on."""
         if self._running is None:
             return None
         step, call = self._running
@@ -118,8 +120,8 @@ class Checkpoints:
     def _failed(self, step: int, error: StorageError) -> None:
         self._ranks.wait_together(lambda: self._give_back(self.folder(step)))
         self._num_failures, self._failed_step = self._num_failures + 1, step
-        logger.warning(f"checkpoint {step} failed ({self._num_failures} of {self._config.max_failures}): {error}")
-        if self._num_failures >= self._config.max_failures:
+        logger.warning(f"checkpoint {step} failed ({self._num_failures} of {MAX_FAILURES}): {error}")
+        if self._num_failures >= MAX_FAILURES:
             raise StorageError(
                 f"{self._num_failures} checkpoints in a row could not be written to {self._root}: {error}"
             ) from error

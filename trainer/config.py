@@ -22,9 +22,6 @@ class LoraConfig(Config):
     """Rank of the change of each weight: columns of `B` and rows of `A` in `W + alpha / rank * B @ A`."""
     alpha: int = Field(32, gt=0)
     """Scale of the change."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Probability that an input of the adapter is dropped while gradients are computed. Above 0 the trainer's log
-    probabilities, and with them the importance ratios, are noisy."""
     target_modules: tuple[str, ...] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
     )
@@ -95,8 +92,6 @@ class CheckpointConfig(Config):
     background: bool = False
     """Write checkpoints in a thread while training goes on; needs host memory for a copy of the state. A step is
     committed when its checkpoint is durable, as ever. The last one of a run is always waited for."""
-    max_failures: int = Field(3, ge=1)
-    """Failed saves in a row after which the trainer stops with exit code 74."""
 
 
 class WeightsConfig(Config):
@@ -104,13 +99,10 @@ class WeightsConfig(Config):
 
     channel: Literal["filesystem", "zmq", "collective"] = "filesystem"
     """How engines get them. `filesystem`: files in the run directory, which engines must see. `zmq`: every rank serves
-    its part from memory; no shared disk. `collective`: the same, but the bytes are broadcast in torch process groups
-    (gloo, or NCCL between GPUs), which are neither encrypted nor authenticated."""
+    its part from memory; no shared disk. `collective` (experimental): the same, but the bytes are broadcast in torch
+    process groups (gloo, or NCCL between GPUs), which are neither encrypted nor authenticated."""
     keep: int = Field(3, ge=2)
     """Newest publishes that stay: on disk, or in memory with `zmq` and `collective`."""
-    canary: bool = True
-    """Compute what each version says to a fixed prompt, so that the orchestrator can tell engines that keep old weights
-    (`engines.canary_interval_steps`). Costs one short forward pass per publish."""
     host: str = "127.0.0.1"
     """Address that each rank binds for `zmq` and `collective`. One that other machines reach needs `keys_dir`."""
     port: int = Field(0, ge=0, le=65535)
@@ -124,7 +116,8 @@ class WeightsConfig(Config):
     insecure: bool = False
     """Bind an address that other machines reach without keys (logged every minute), or with `collective` at all."""
     broadcast_timeout_s: float = Field(60.0, gt=0)
-    """`collective`: seconds that rank and engine wait for each other, to join a group and to pass on a chunk."""
+    """`collective` (experimental): seconds that rank and engine wait for each other, to join a group and to pass on a
+    chunk."""
 
     @model_validator(mode="after")
     def _check_exposure(self) -> "WeightsConfig":

@@ -171,8 +171,7 @@ def publish(run: Training, version: int) -> None:
     """Let engines load what the policy is now, and tell the orchestrator."""
     with run.telemetry.timed("publish"):
         published = run.publisher.publish(run.policy.causal_lm, version)
-        canary = make_canary(run.policy) if run.config.weights.canary else None
-        run.inbox.published(msgspec.structs.replace(published, canary=canary))
+        run.inbox.published(msgspec.structs.replace(published, canary=make_canary(run.policy)))
 
 
 def save(run: Training, progress: Progress, committed: int, *, wait: bool) -> int:

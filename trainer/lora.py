@@ -26,7 +26,6 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, path: Path) -> Adapter:
     adapter = Adapter(
         rank=config.rank,
         alpha=config.alpha,
-        dropout=config.dropout,
         target_modules=config.target_modules,
         base_path=str(path.resolve()),
         base_digest=base_digest(model),
@@ -45,7 +44,6 @@ def peft_config(adapter: Adapter) -> "peft.LoraConfig":
     return PeftLoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
-        lora_dropout=adapter.dropout,
         target_modules=list(adapter.target_modules),
         base_model_name_or_path=adapter.base_path,
         task_type="CAUSAL_LM",
@@ -60,15 +58,6 @@ def base_digest(model: PreTrainedModel) -> str:
         for name, tensor in named_weights(model).items()
         for spec in (spec_of(name, tensor),)
     )
-
-
-def adapter_dropouts(model: nn.Module) -> list[nn.Module]:
-    """The dropouts in front of adapters; none for a model without an adapter or with a dropout of 0."""
-    return [
-        module
-        for name, module in model.named_modules()
-        if name.endswith(f".lora_dropout.{PEFT_NAME}") and isinstance(module, nn.Dropout)
-    ]
 
 
 def _check_model(model: PreTrainedModel, config: LoraConfig, path: Path) -> None:

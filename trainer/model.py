@@ -24,7 +24,7 @@ from trainer.images.family import ImageModel, image_model_of
 from trainer.images.forward import hidden_with_images
 from trainer.images.spec import ImageSpec
 from trainer.logprobs import TokenScores, token_scores
-from trainer.lora import adapter_dropouts, add_lora
+from trainer.lora import add_lora
 from trainer.micro_batch import MicroBatch
 
 _PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -33,8 +33,7 @@ _HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 class Policy(nn.Module):
-    """One row of packed segments in, one score per trained token out. Deterministic: no cache, and no dropout but that
-    of the adapter, which works while gradients are computed."""
+    """One row of packed segments in, one score per trained token out. Deterministic: no cache, no dropout."""
 
     def __init__(
         self,
@@ -51,7 +50,6 @@ class Policy(nn.Module):
         """`None`: a model of text."""
         self.adapter = adapter
         """`None`: the whole model is trained."""
-        self._dropouts = adapter_dropouts(causal_lm)
         self.context = context
         """The ranks that share rows with this one; `None`: every rank has rows of its own."""
         self.eval()
@@ -68,8 +66,6 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> TokenScores:
         """Scores of the trained tokens, in row order. The micro batch must be on the device of the model."""
-        for dropout in self._dropouts:
-            dropout.train(torch.is_grad_enabled())
         if self.context is not None:
             return self._forward_part(batch, self.context)
         tokens = batch.loss_tokens

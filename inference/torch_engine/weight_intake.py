@@ -57,7 +57,6 @@ def fetch_settings(config: WeightsConfig) -> FetchSettings:
         timeout_s=config.timeout_s,
         lost_timeout_s=config.lost_timeout_s,
         chunk_bytes=config.chunk_bytes,
-        max_bytes=config.max_bytes,
     )
 
 

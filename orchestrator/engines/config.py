@@ -62,8 +62,7 @@ class EnginesConfig(Config):
     """Seconds that applying a weight version may take on one engine."""
 
     canary_interval_steps: int = Field(10, ge=0)
-    """Policy versions between two comparisons of every engine's answers with the trainer's (`weights.canary` of the
-    trainer); 0: never."""
+    """Policy versions between two comparisons of every engine's answers with the trainer's; 0: never."""
     canary_tolerance: float = Field(0.2, gt=0)
     """Largest difference of a log probability, in nats, between engine and trainer; a larger one ends the run."""
 

@@ -30,11 +30,10 @@ RANK_SCENARIOS = {
 """Every way to split a batch, and every loss (in mini-batches)."""
 
 
-def load_lora_policy(model_path: Path, **changes: object) -> Policy:
+def load_lora_policy(model_path: Path) -> Policy:
     """A policy whose adapter changes something: with `B = 0`, as it starts, `A` would have no gradient."""
     torch.manual_seed(0)
-    lora = LORA.model_copy(update=changes)
-    policy = load_policy(ModelConfig(path=model_path, seq_len=SEQ_LEN, lora=lora), CPU)
+    policy = load_policy(ModelConfig(path=model_path, seq_len=SEQ_LEN, lora=LORA), CPU)
     set_adapter(policy.causal_lm)
     return policy
 

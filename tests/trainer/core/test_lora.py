@@ -38,7 +38,6 @@ from trainer.lora import base_digest
 from trainer.model import Policy, load_policy
 from trainer.optimizer import make_optimizer, named_moments
 from trainer.progress import Progress
-from trainer.step import StepReport
 from transport.weights import read_weight_manifest, version_dir
 
 ALONE = Ranks(0, 1, CPU)
@@ -149,14 +148,6 @@ def test_new_adapter_changes_nothing(model_path: Path, policy: Policy) -> None:
         assert torch.equal(_forward(fresh), _forward(policy))
 
 
-def test_dropout_works_while_gradients_are_computed_and_only_then(model_path: Path) -> None:
-    policy, without = load_lora_policy(model_path, dropout=0.5), load_lora_policy(model_path)
-    assert _losses(policy).metrics["loss"] != _losses(without).metrics["loss"]
-    assert not any(module.training for module in policy.causal_lm.modules() if "Dropout" not in type(module).__name__)
-    with torch.no_grad():
-        assert torch.equal(_forward(policy), _forward(without))
-
-
 @pytest.mark.parametrize(
     ("target", "reason"),
     [("lm_head", "is the head"), ("no_such_proj", "has no module"), ("embed_tokens", "not a linear layer")],
@@ -184,10 +175,6 @@ def test_base_digest_sees_a_change_of_a_single_weight(tmp_path: Path) -> None:
     with torch.no_grad():
         first.model.norm.weight[0] += 1e-6
     assert base_digest(first) != digest
-
-
-def _losses(policy: Policy) -> StepReport:
-    return train_scenario(policy, GradientRecorder(policy.causal_lm), SCENARIOS["packed"], 0, 1)
 
 
 def _forward(policy: Policy) -> Tensor:

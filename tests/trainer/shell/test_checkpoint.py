@@ -8,6 +8,7 @@ import torch
 
 from runtime.errors import StorageError, UserError
 from tests.trainer.shell.tiny import file_size_limit, make_checkpoints, make_tiny, save, train_and_save
+from trainer import checkpoint
 from trainer.checkpoint import MAX_RETRY_PAUSE_S, RETRY_PAUSE_S
 from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
 from trainer.progress import Progress
@@ -177,7 +178,8 @@ def test_the_same_step_is_saved_again_after_a_pause_only(root, model_path, monke
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     tiny = make_tiny()
-    checkpoints = make_checkpoints(root, model_path, max_failures=9)
+    monkeypatch.setattr(checkpoint, "MAX_FAILURES", 9)
+    checkpoints = make_checkpoints(root, model_path)
     with file_size_limit(2_000):
         for step in (1, 2, 3, 3, 3, 3, 3, 3):
             assert not save(checkpoints, tiny, step)
@@ -187,11 +189,12 @@ def test_the_same_step_is_saved_again_after_a_pause_only(root, model_path, monke
 @pytest.mark.parametrize("background", [False, True])
 def test_too_many_failed_saves_in_a_row_end_the_run(root, model_path, background):
     tiny = make_tiny()
-    checkpoints = make_checkpoints(root, model_path, background=background, max_failures=2)
+    checkpoints = make_checkpoints(root, model_path, background=background)
     with file_size_limit(2_000):
         assert not save(checkpoints, tiny, 1)
-        with pytest.raises(StorageError, match="2 checkpoints in a row"):
-            save(checkpoints, tiny, 2)
+        assert not save(checkpoints, tiny, 2)
+        with pytest.raises(StorageError, match="3 checkpoints in a row"):
+            save(checkpoints, tiny, 3)
 
 
 def test_a_background_save_has_the_state_at_its_begin_whatever_training_does_meanwhile(root, model_path):
