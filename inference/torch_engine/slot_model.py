@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 
 from inference.generation import Int32s
 from inference.images import Images
-from inference.torch_engine.attention import Decode, Prefill, Slots
+from inference.torch_engine.attention import Decode, Prefill
 from inference.torch_engine.kv_cache import SlotCache
-from inference.torch_engine.llama_forward import LlamaForward, is_llama_like
 from inference.torch_engine.prefill_plan import pad_right, plan_prefill
 from inference.torch_engine.vision import Vision, has_vision
 
@@ -31,7 +30,6 @@ class SlotModel:
         self.device: torch.device = model.device
         self.cache = SlotCache(num_slots, max_length)
         self.vision = Vision(model) if has_vision(model) else None
-        self._forward = LlamaForward(model, max_length) if is_llama_like(model) else self._hf_forward
 
     def prefill(self, tokens: dict[int, Int32s], images: Mapping[int, Images] = NO_IMAGES) -> None:
         """Compute keys and values of `slot -> tokens`, from position 0, and the pictures in them. No logits: `decode`
@@ -51,17 +49,15 @@ class SlotModel:
         where = torch.from_numpy(positions).to(self.device)
         slots = Decode(self.cache, where, int(positions.max()) + 1)
         angles = where if offsets is None else torch.from_numpy(positions + offsets).to(self.device)
-        return self._forward(torch.from_numpy(tokens).to(self.device), angles, slots)
+        ids = torch.from_numpy(tokens).to(self.device)[:, None]
+        output = self.hf(input_ids=ids, position_ids=angles[:, None], use_cache=False, slots=slots)
+        logits: Tensor = output.logits[:, -1]
+        return logits
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
         """Slots `targets` take over what `sources` hold, up to `length` positions."""
         if sources:
             self.cache.copy(self._indices(sources), self._indices(targets), length)
-
-    def _hf_forward(self, tokens: Tensor, positions: Tensor, slots: Slots) -> Tensor:
-        output = self.hf(input_ids=tokens[:, None], position_ids=positions[:, None], use_cache=False, slots=slots)
-        logits: Tensor = output.logits[:, -1]
-        return logits
 
     def _prefill_batch(self, slots: list[int], tokens: Int32s, images: Sequence[Images | None]) -> None:
         prefill = Prefill(self.cache, self._indices(slots))
