@@ -78,9 +78,6 @@ class VllmEngineConfig(Config):
     """Prompt plus completion, in tokens; by default what the model's config allows."""
     max_waiting: int = Field(16384, gt=0)
     """Requests that may wait; more are answered with 429."""
-    pause_mode: Literal["keep", "wait", "abort"] = "keep"
-    """What becomes of requests in flight when weights change. `keep`: they go on with the new weights, and their KV
-    cache is computed anew. `wait`: they end first. `abort`: they are given up, and fail."""
     tensor_parallel_size: int = Field(1, gt=0)
     """Devices that share each layer."""
     data_parallel_size: int = Field(1, gt=0)
@@ -102,12 +99,6 @@ class VllmEngineConfig(Config):
     """How often a vLLM that died is started again before the service gives up."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's server, as it spells them: `["--kv-cache-dtype", "fp8"]`."""
-
-    @model_validator(mode="after")
-    def _check_lora(self) -> "VllmEngineConfig":
-        if self.max_lora_rank is not None and self.pause_mode != "keep":
-            raise ValueError("vllm.pause_mode is for whole models: an adapter (vllm.max_lora_rank) changes no request")
-        return self
 
     @field_validator("extra_args")
     @classmethod

@@ -26,7 +26,6 @@ class EngineStats:
 
     running: int
     waiting: int
-    paused: bool
     swapping: bool
     """Verified weights wait for the end of the step that is being decoded."""
     decode_steps: int
@@ -75,10 +74,6 @@ class Engine(Protocol):
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """Fetch and verify a publish, then swap it in between two decode steps. `location` is as `transport.location`
         spells it. Raises `WeightsRefused`: nothing changed."""
-        ...
-
-    async def set_paused(self, paused: bool) -> bool:
-        """Stop or resume decoding. Requests are accepted and wait; none is lost."""
         ...
 
     async def stop(self, grace_s: float) -> None:

@@ -12,7 +12,6 @@ def engine_facts(engine: Engine) -> dict[str, object]:
         "digest": served.digest,
         "running": stats.running,
         "waiting": stats.waiting,
-        "paused": stats.paused,
         "max_batch_size": limits.max_batch_size,
         "max_model_len": limits.max_model_len,
         "vocab_size": limits.vocab_size,

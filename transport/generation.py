@@ -13,8 +13,6 @@ from transport.tensor import EncodedTensor
 GENERATE_PATH = "/inference/tandem/generate"
 SCORE_PATH = "/inference/tandem/score"
 WEIGHTS_PATH = "/inference/admin/weights"
-PAUSE_PATH = "/inference/admin/pause"
-RESUME_PATH = "/inference/admin/resume"
 MSGPACK = "application/msgpack"
 
 FinishReason = Literal["stop", "length", "abort"]

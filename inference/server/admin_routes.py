@@ -1,4 +1,4 @@
-"""Admin routes: weights, pause, resume. All of them need the token."""
+"""Admin routes: the weights in service. They need the token."""
 
 import hmac
 
@@ -48,16 +48,6 @@ async def apply_weights(request: web.Request) -> web.Response:
     state.metrics.time_update(state.engine.last_update)
     _log_version(request, served)
     return json_response(AppliedWeights(version=served.version, digest=served.digest, times=state.engine.last_update))
-
-
-async def pause(request: web.Request) -> web.Response:
-    """Stop decoding; requests wait."""
-    return json_response({"paused": await request.app[STATE].engine.set_paused(True)})
-
-
-async def resume(request: web.Request) -> web.Response:
-    """Go on."""
-    return json_response({"paused": await request.app[STATE].engine.set_paused(False)})
 
 
 def _log_version(request: web.Request, served: ServedWeights) -> None:

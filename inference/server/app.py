@@ -5,7 +5,7 @@ from aiohttp import web
 from inference.server import admin_routes, chat_route, generate_route, info_routes, score_route
 from inference.server.errors_json import errors_as_json
 from inference.server.state import STATE, ServerState
-from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, SCORE_PATH, WEIGHTS_PATH
+from transport.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH
 
 
 def make_app(state: ServerState) -> web.Application:
@@ -26,8 +26,6 @@ def make_app(state: ServerState) -> web.Application:
             web.post(SCORE_PATH, score_route.score),
             web.get(WEIGHTS_PATH, admin_routes.get_weights),
             web.post(WEIGHTS_PATH, admin_routes.apply_weights),
-            web.post(PAUSE_PATH, admin_routes.pause),
-            web.post(RESUME_PATH, admin_routes.resume),
         ]
     )
     return app

@@ -70,7 +70,4 @@ def _status(state: ServerState) -> str:
 def _waiting_for(state: ServerState) -> str:
     if state.loaded is None:
         return state.health.waits
-    stats = state.engine.stats
-    if stats.swapping:
-        return "the decode step before new weights"
-    return "resume" if stats.paused else state.health.waits
+    return "the decode step before new weights" if state.engine.stats.swapping else state.health.waits

@@ -55,7 +55,6 @@ class _EngineCollector(Collector):
         stats, served = now
         yield GaugeMetricFamily(f"{_PREFIX}running", "Sequences in the batch", stats.running)
         yield GaugeMetricFamily(f"{_PREFIX}waiting", "Requests without a slot", stats.waiting)
-        yield GaugeMetricFamily(f"{_PREFIX}paused", "1 while decoding is paused", float(stats.paused))
         yield GaugeMetricFamily(f"{_PREFIX}policy_version", "Policy version in service", served.version)
         yield CounterMetricFamily(f"{_PREFIX}decode_steps", "Decode steps", value=stats.decode_steps)
         yield CounterMetricFamily(f"{_PREFIX}sampled_tokens", "Tokens sampled", value=stats.sampled_tokens)

@@ -14,7 +14,7 @@ from inference.scoring import ScoreJob, Scores
 from inference.torch_engine.counter_rng import stream_seed
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine_thread import EngineThread
-from inference.torch_engine.inbox import Abort, Add, Inbox, Score, SetPaused, Stop, Swap
+from inference.torch_engine.inbox import Abort, Add, Inbox, Score, Stop, Swap
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import VerifiedWeights
@@ -50,7 +50,6 @@ class TorchEngine:
         self._open: dict[int, asyncio.Future[Completion]] = {}
         self._replies: set[asyncio.Future[Any]] = set()
         self._stopping = False
-        self._paused = False
         self._ended = asyncio.Event()
         self._swapping = asyncio.Lock()
         self._inbox = Inbox()
@@ -68,7 +67,6 @@ class TorchEngine:
         return EngineStats(
             running=running,
             waiting=max(0, len(self._open) - running),
-            paused=self._paused,
             swapping=self._swapping.locked() and bool(self._replies),
             decode_steps=self._decoder.num_steps,
             sampled_tokens=self._decoder.num_sampled_tokens,
@@ -118,11 +116,6 @@ class TorchEngine:
             self.last_update = UpdateTimes(transfer_s=received - started, pause_s=pause_s, apply_s=apply_s)
             return served
 
-    async def set_paused(self, paused: bool) -> bool:
-        """Stop or resume decoding. Requests are accepted and wait; none is lost."""
-        self._paused = await self._ask(lambda reply: SetPaused(paused, reply))
-        return self._paused
-
     async def stop(self, grace_s: float) -> None:
         """Take no more jobs, give the open ones `grace_s` to finish, end the rest with `Unavailable`. Idempotent."""
         self._stopping = True
@@ -168,7 +161,7 @@ class TorchEngine:
     def _receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
         return self._decoder.loadable(self._intake.receive(location, version, given_up))
 
-    async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | Score | SetPaused]") -> _T:
+    async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | Score]") -> _T:
         self._check_open()  # no thread, no reply: the engine may have ended while weights were fetched
         reply: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._replies.add(reply)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from inference.torch_engine.decoder import Decoder
-from inference.torch_engine.inbox import Abort, Add, Command, Inbox, Score, SetPaused, Stop, Swap
+from inference.torch_engine.inbox import Abort, Add, Command, Inbox, Score, Stop, Swap
 from inference.torch_engine.sequence import Finished
 
 _T = TypeVar("_T")
@@ -37,7 +37,6 @@ class EngineThread:
         self._listener = listener
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
-        self._paused = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -55,11 +54,10 @@ class EngineThread:
             self._tell(partial(self._listener.died, error))
 
     def _turn(self) -> None:
-        idle = self._paused or not self._decoder.has_work
-        for command in self._inbox.take(_IDLE_WAIT_S if idle else 0):
+        for command in self._inbox.take(0 if self._decoder.has_work else _IDLE_WAIT_S):
             self._obey(command)
             self._on_progress()  # a thousand sequences to score take longer than a step
-        if not self._paused and self._decoder.has_work:
+        if self._decoder.has_work:
             finished = self._decoder.step()
             if finished:
                 self._tell(partial(self._listener.finished, finished))
@@ -78,9 +76,6 @@ class EngineThread:
             case Score(job, reply):
                 if not reply.done():  # nobody waits for it any more
                     self._answer(reply, self._decoder.score(job))
-            case SetPaused(paused, reply):
-                self._paused = paused
-                self._answer(reply, paused)
             case Stop():
                 self._stopped = True
 

@@ -45,19 +45,11 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class SetPaused:
-    """Stop or resume decoding; sequences stay where they are."""
-
-    paused: bool
-    reply: "asyncio.Future[bool]"
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread after the current step."""
 
 
-Command = Add | Abort | Swap | Score | SetPaused | Stop
+Command = Add | Abort | Swap | Score | Stop
 
 
 class Inbox:

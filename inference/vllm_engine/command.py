@@ -76,7 +76,6 @@ def vllm_environment(config: InferenceConfig, base: Mapping[str, str]) -> dict[s
         model_path=str(config.model.path.resolve()),
         dtype=config.model.dtype,
         admin_token_file=None if config.admin_token_file is None else str(config.admin_token_file.resolve()),
-        pause_mode=config.vllm.pause_mode,
         max_waiting=config.vllm.max_waiting,
         request_timeout_s=config.server.request_timeout_s,
         weights=config.weights.model_dump_json(),

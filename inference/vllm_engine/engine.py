@@ -21,7 +21,6 @@ from inference.errors import NonFiniteLogits, QueueFull, Unavailable, WeightsRef
 from inference.generation import Completion, Job
 from inference.vllm_engine.adapter_shelf import AdapterShelf, LoadedAdapter
 from inference.vllm_engine.engine_input import engine_input
-from inference.vllm_engine.settings import PauseMode
 from transport.generation import FinishReason, ServedWeights, UpdateTimes
 from transport.sample import VersionSpan
 
@@ -42,7 +41,6 @@ class VllmEngine:
         limits: EngineLimits,
         *,
         start: ServedWeights,
-        pause_mode: PauseMode,
         staging_timeout_s: float,
         adapters: AdapterShelf | None = None,
     ) -> None:
@@ -53,14 +51,12 @@ class VllmEngine:
         self.last_update: UpdateTimes | None = None
         self._client = client
         self._start = start
-        self._pause_mode = pause_mode
         self._staging_timeout_s = staging_timeout_s
         self._adapters = adapters
         self._keys = itertools.count()
         self._num_open = 0
         self._num_sampled = 0
         self._num_prefilled = 0
-        self._paused_at: int | None = None
         self._updating = asyncio.Lock()
         self._swapping = False
         self._ended = asyncio.Event()
@@ -78,12 +74,10 @@ class VllmEngine:
     @property
     def stats(self) -> EngineStats:
         """A snapshot of the requests of our own route; vLLM's `/metrics` has those of its own routes, too."""
-        started = self._num_open if self._paused_at is None else min(self._paused_at, self._num_open)
-        running = min(started, self.limits.max_batch_size)
+        running = min(self._num_open, self.limits.max_batch_size)
         return EngineStats(
             running=running,
             waiting=self._num_open - running,
-            paused=self._paused_at is not None,
             swapping=self._swapping,
             decode_steps=0,
             sampled_tokens=self._num_sampled,
@@ -110,7 +104,7 @@ class VllmEngine:
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """See `Engine`. Staged while decoding goes on; requests in flight go on with the new weights, and their KV
-        cache is computed anew (`pause_mode`)."""
+        cache is computed anew."""
         async with self._updating:
             self._check_alive()
             if self._adapters is not None:
@@ -154,18 +148,6 @@ class VllmEngine:
             raise Unavailable(f"the workers disagree: they hold {answers}, tokens are labelled {label}")
         return answers[0]
 
-    async def set_paused(self, paused: bool) -> bool:
-        """See `Engine`."""
-        async with self._updating:
-            self._check_alive()
-            if paused and self._paused_at is None:
-                await self._client.pause_generation(mode="keep", clear_cache=False)
-                self._paused_at = self._num_open
-            elif not paused and self._paused_at is not None:
-                await self._client.resume_generation()
-                self._paused_at = None
-            return paused
-
     async def stop(self, grace_s: float) -> None:
         """vLLM's server stops its engine itself."""
         self._ended.set()
@@ -208,15 +190,12 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _paused_for_update(self) -> AsyncIterator[None]:
-        """No decode step runs in the block; the caches are empty. A pause by the user outlasts it."""
+        """No decode step runs in the block; the caches are empty. Requests in flight go on after it."""
         self._swapping = True
-        # Requests that the user paused would never end: `wait` would wait for ever.
-        mode = "keep" if self._paused_at is not None else self._pause_mode
         try:
-            await self._client.pause_generation(mode=mode, clear_cache=True)
+            await self._client.pause_generation(mode="keep", clear_cache=True)
             yield
-            if self._paused_at is None:
-                await self._client.resume_generation()
+            await self._client.resume_generation()
         finally:
             self._swapping = False
 

@@ -17,7 +17,7 @@ from inference.torch_engine.vision import VISION_MODEL_TYPES, image_limits
 from inference.vllm_engine.checkpoint import checkpoint_digest
 from inference.vllm_engine.settings import PLUGIN_NAME, PluginSettings, settings_from_environment
 from runtime.secret_file import read_or_make_secret
-from transport.generation import GENERATE_PATH, PAUSE_PATH, RESUME_PATH, SCORE_PATH, WEIGHTS_PATH, ServedWeights
+from transport.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH, ServedWeights
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -62,8 +62,6 @@ class EndpointPlugin:
             ("POST", SCORE_PATH, routes.score),
             ("GET", WEIGHTS_PATH, routes.get_weights),
             ("POST", WEIGHTS_PATH, routes.apply_weights),
-            ("POST", PAUSE_PATH, routes.pause),
-            ("POST", RESUME_PATH, routes.resume),
         ):
             app.add_api_route(path, handler, methods=[method], include_in_schema=False, response_model=None)
 
@@ -81,7 +79,6 @@ class EndpointPlugin:
             engine_client,
             limits_of(engine_client, settings),
             start=start,
-            pause_mode=settings.pause_mode,
             staging_timeout_s=settings.staging_timeout_s,
             adapters=None if settings.max_lora_rank is None else AdapterShelf(engine_client, start, settings),
         )

@@ -91,13 +91,12 @@ class Routes:
     async def health(self, request: Request) -> Response:
         """200 when requests are served, 503 after the engine's death."""
         engine = self._engine
-        stats = engine.stats
         report = {
             "status": "ok" if engine.is_alive else "dead",
             "engine": "vllm",
             "model": self._model_name,
             "progress_age_s": round(time.monotonic() - engine.last_progress, 3),
-            "waiting_for": "new weights" if stats.swapping else "resume" if stats.paused else "",
+            "waiting_for": "new weights" if engine.stats.swapping else "",
         }
         return json_response(report | engine_facts(engine), 200 if engine.is_alive else 503)
 
@@ -132,18 +131,6 @@ class Routes:
         times = self._engine.last_update
         logger.info("serving version %d (%s)%s", served.version, served.digest[:8], describe(times))
         return json_response(AppliedWeights(version=served.version, digest=served.digest, times=times))
-
-    @errors_as_json
-    @needs_token
-    async def pause(self, request: Request) -> Response:
-        """Stop decoding; requests wait."""
-        return json_response({"paused": await self._engine.set_paused(True)})
-
-    @errors_as_json
-    @needs_token
-    async def resume(self, request: Request) -> Response:
-        """Go on."""
-        return json_response({"paused": await self._engine.set_paused(False)})
 
     async def _until_gone(self, request: Request, asked: GenerateRequest) -> bytes:
         """Run within the deadline, as long as the client is there. Cancelling the work frees its slot."""

@@ -1,7 +1,6 @@
 """`PluginSettings`: what our plugin inside vLLM's processes needs to know, handed over in the environment."""
 
 import os
-from typing import Literal
 
 import msgspec
 
@@ -12,7 +11,6 @@ PLUGIN_NAME = "tandem"
 """Name of both entry points, and of the weight-transfer backend."""
 STAGING_GRACE_S = 60.0
 """Seconds for a transfer that ended in time to be hashed and checked."""
-PauseMode = Literal["keep", "wait", "abort"]
 
 
 class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +21,6 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model_path: str
     dtype: str
     admin_token_file: str | None
-    pause_mode: PauseMode
     max_waiting: int
     request_timeout_s: float
     weights: str

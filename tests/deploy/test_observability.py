@@ -66,9 +66,7 @@ def test_metrics_of_the_moment_are_facts_that_services_show() -> None:
 
 def test_metrics_of_the_engine_are_served_by_it() -> None:
     """The torch engine has its own; of vLLM the supervisor tells what it saw last (`VllmSupervisor._watch`)."""
-    stats = EngineStats(
-        running=0, waiting=0, paused=False, swapping=False, decode_steps=0, sampled_tokens=0, prefilled_tokens=0
-    )
+    stats = EngineStats(running=0, waiting=0, swapping=False, decode_steps=0, sampled_tokens=0, prefilled_tokens=0)
     metrics = ServerMetrics()
     metrics.watch(lambda: (stats, ServedWeights(version=1, digest="")))
     health = Health("inference", stall_timeout_s=1)

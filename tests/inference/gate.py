@@ -1,8 +1,14 @@
 """`Gate`: stops an engine's thread where a test wants it."""
 
+import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy as np
+
+from inference.generation import Job
+from inference.torch_engine.engine import TorchEngine
 
 
 class Gate:
@@ -18,3 +24,17 @@ class Gate:
             self.reached.set()
             assert self.opened.wait(30)
         return False
+
+
+@asynccontextmanager
+async def held(engine: TorchEngine) -> AsyncIterator[None]:
+    """Nothing is decoded inside the block: a request of one token holds the engine, in a slot of its own."""
+    gate = Gate(1)
+    job = Job(prompt=np.array([5], dtype=np.int32), max_tokens=1, should_stop=gate)
+    holding = asyncio.create_task(engine.generate(job))
+    await asyncio.to_thread(gate.reached.wait, 30)
+    try:
+        yield
+    finally:
+        gate.opened.set()
+        await holding

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.inference.contract_server import Server
 from tests.support.waiting import until
-from transport.generation import GENERATE_PATH, PAUSE_PATH
+from transport.generation import GENERATE_PATH
 
 
 class ServerProcess(Server):
@@ -30,13 +30,26 @@ class ServerProcess(Server):
             with error:
                 return error.code, error.read()
 
-    def hold_request(self, data: bytes) -> "queue.Queue[tuple[int, bytes]]":
-        """Pause the engine and leave a generate request with it; its answer will be in the queue."""
+    def leave_requests(self, data: bytes, num: int) -> "queue.Queue[tuple[int, bytes]]":
+        """Have `num` equal generate requests under way; their answers will be in the queue.
+
+        With `--torch.max-batch-size 1` they are decoded one after the other.
+        """
         answers: queue.Queue[tuple[int, bytes]] = queue.Queue()
-        assert self.request(PAUSE_PATH, b"")[0] == 200
-        threading.Thread(target=lambda: answers.put(self.request(GENERATE_PATH, data)), daemon=True).start()
-        until(lambda: json.loads(self.request("/health")[1])["waiting"] == 1, 30)
+        for _ in range(num):
+            threading.Thread(target=lambda: answers.put(self.request(GENERATE_PATH, data)), daemon=True).start()
+        until(lambda: answers.qsize() + self._num_open() >= num, 30)
+        assert answers.qsize() < num, "all of them have ended"
         return answers
+
+    def _num_open(self) -> int:
+        report = json.loads(self.request("/health")[1])
+        return int(report["running"]) + int(report["waiting"])
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and stderr of the ended process."""
+        errors = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, errors
 
 
 @contextmanager

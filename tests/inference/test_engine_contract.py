@@ -33,8 +33,6 @@ from transport.codec import encode
 from transport.generation import (
     GENERATE_PATH,
     MSGPACK,
-    PAUSE_PATH,
-    RESUME_PATH,
     WEIGHTS_PATH,
     ApplyWeights,
     GenerateReply,
@@ -137,14 +135,6 @@ async def apply(
         return response.status, await response.json()
 
 
-async def order(http: aiohttp.ClientSession, server: Server, path: str) -> dict[str, object]:
-    """Pause or resume."""
-    async with http.post(path, headers=server.admin) as response:
-        assert response.status == 200, await response.text()
-        answer: dict[str, object] = await response.json()
-        return answer
-
-
 async def served(http: aiohttp.ClientSession, server: Server) -> dict[str, object]:
     async with http.get(WEIGHTS_PATH, headers=server.admin) as response:
         assert response.status == 200, await response.text()
@@ -165,6 +155,18 @@ async def until_health(http: aiohttp.ClientSession, key: str, value: object, wit
         assert time.monotonic() < deadline, f"{key} did not become {value}: {report}"
         await asyncio.sleep(0.01)
     return report
+
+
+async def until_begun(http: aiohttp.ClientSession, tasks: "list[asyncio.Task[GenerateReply]]") -> None:
+    """Return when the server has taken all of these requests; some may have ended."""
+    deadline = time.monotonic() + 60
+    while True:
+        num_ended = sum(task.done() for task in tasks)
+        report = await health(http)
+        if num_ended + report["running"] + report["waiting"] >= len(tasks):  # type: ignore[operator]
+            return
+        assert time.monotonic() < deadline, report
+        await asyncio.sleep(0.01)
 
 
 async def error_of(response: aiohttp.ClientResponse) -> tuple[int, str, str]:
@@ -196,7 +198,6 @@ async def test_health_has_the_shape_of_the_contract(
             "digest": model_digest(models[0]),
             "running": 0,
             "waiting": 0,
-            "paused": False,
             "max_batch_size": MAX_BATCH_SIZE,
             "max_model_len": MAX_MODEL_LEN,
             "vocab_size": VOCAB_SIZE,
@@ -291,10 +292,9 @@ async def test_oversized_body_is_413(http: aiohttp.ClientSession) -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic x"}])
 async def test_admin_routes_need_the_token(http: aiohttp.ClientSession, headers: dict[str, str]) -> None:
-    for method, path in (("GET", WEIGHTS_PATH), ("POST", WEIGHTS_PATH), ("POST", PAUSE_PATH), ("POST", RESUME_PATH)):
-        async with http.request(method, path, headers=headers) as response:
+    for method in ("GET", "POST"):
+        async with http.request(method, WEIGHTS_PATH, headers=headers) as response:
             assert (await error_of(response))[:2] == (401, "wrong_admin_token")
-    assert (await health(http))["paused"] is False
 
 
 async def test_update_is_read_back_and_changes_what_is_sampled(
@@ -384,59 +384,13 @@ async def test_malformed_update_is_400(http: aiohttp.ClientSession, server: Serv
             assert response.status == 400
 
 
-async def test_pause_holds_requests_and_resume_loses_none(http: aiohttp.ClientSession, server: Server) -> None:
-    assert await order(http, server, PAUSE_PATH) == {"paused": True}
-    held = [asyncio.create_task(generate(http, body())) for _ in range(4)]
-    report = await until_health(http, "waiting", 4)
-    assert (report["paused"], report["waiting_for"]) == (True, "resume")
-    assert not any(task.done() for task in held)
-    assert await order(http, server, RESUME_PATH) == {"paused": False}
-    assert len(await asyncio.wait_for(asyncio.gather(*held), 30)) == 4
-
-
-async def test_update_while_paused_stays_paused(
-    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], manifests: dict[int, Path]
-) -> None:
-    await order(http, server, PAUSE_PATH)
-    held = asyncio.create_task(generate(http, body(max_tokens=16)))
-    assert (await apply(http, server, manifests[1], 1))[0] == 200
-    assert (await health(http))["paused"] is True
-    assert not held.done()
-    await order(http, server, RESUME_PATH)
-    reply = await asyncio.wait_for(held, 30)
-    assert [span.version for span in reply.versions] == [1]
-    assert_exact(models, PROMPT, reply)
-
-
-async def test_request_that_is_held_in_the_middle_goes_on_exactly_with_new_weights(
-    http: aiohttp.ClientSession, server: Server, models: dict[int, PreTrainedModel], manifests: dict[int, Path]
-) -> None:
-    """What it had cached before the pause is of the old weights."""
-    for _ in range(10):  # on a busy machine it may end before the pause
-        await order(http, server, PAUSE_PATH)
-        task = asyncio.create_task(generate(http, body(max_tokens=250, seed=1)))
-        await until_health(http, "waiting", 1)
-        await order(http, server, RESUME_PATH)
-        await order(http, server, PAUSE_PATH)
-        assert (await apply(http, server, manifests[1], 1))[0] == 200
-        await order(http, server, RESUME_PATH)
-        reply = await asyncio.wait_for(task, 60)
-        assert_exact(models, PROMPT, reply)
-        if [span.version for span in reply.versions] == [0, 1]:
-            return
-        assert (await apply(http, server, manifests[0], 0))[0] == 200
-    pytest.fail("the request was never held in the middle")
-
-
 async def updates_in_flight(
     http: aiohttp.ClientSession, server: Server, locations: dict[int, str], prompts: list[list[int]]
 ) -> list[GenerateReply]:
     """Replies to requests that begin together, while one version follows the other as long as some are under way."""
-    await order(http, server, PAUSE_PATH)
     requests = [body(prompt, 200, f"r{i}", seed=i) for i, prompt in enumerate(prompts)]
     tasks = [asyncio.create_task(generate(http, request)) for request in requests]
-    await until_health(http, "waiting", len(tasks))
-    await order(http, server, RESUME_PATH)
+    await until_begun(http, tasks)
     for version in range(1, NUM_VERSIONS):
         if all(task.done() for task in tasks):
             break

@@ -15,14 +15,13 @@ from transformers import PreTrainedModel
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import model_digest
 from tests.inference.conftest import ADMIN, running_client, running_engine
-from tests.support.models import VOCAB_SIZE, make_model, publish, score
+from tests.inference.gate import held
+from tests.inference.tiny import VOCAB_SIZE, make_model, publish, score
 from tests.support.waiting import until_async
 from transport.codec import encode
 from transport.generation import (
     GENERATE_PATH,
     MSGPACK,
-    PAUSE_PATH,
-    RESUME_PATH,
     WEIGHTS_PATH,
     ApplyWeights,
     GenerateReply,
@@ -86,7 +85,6 @@ async def test_health_says_what_is_served(client: TestClient, model: PreTrainedM
         "digest": model_digest(model),
         "running": 0,
         "waiting": 0,
-        "paused": False,
         "max_batch_size": 8,
         "max_model_len": 256,
         "vocab_size": VOCAB_SIZE,
@@ -115,10 +113,9 @@ async def test_dead_engine_shows_in_health(client: TestClient, engine: TorchEngi
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer sécret"}])
-async def test_admin_routes_need_the_token(client: TestClient, engine: TorchEngine, headers: dict[str, str]) -> None:
-    for method, path in (("GET", WEIGHTS_PATH), ("POST", WEIGHTS_PATH), ("POST", PAUSE_PATH), ("POST", RESUME_PATH)):
-        assert (await error_of(await client.request(method, path, headers=headers)))[0] == 401
-    assert not engine.stats.paused
+async def test_admin_routes_need_the_token(client: TestClient, headers: dict[str, str]) -> None:
+    for method in ("GET", "POST"):
+        assert (await error_of(await client.request(method, WEIGHTS_PATH, headers=headers)))[0] == 401
 
 
 async def test_token_of_any_bytes_is_just_wrong(client: TestClient) -> None:
@@ -133,7 +130,7 @@ async def test_token_of_any_bytes_is_just_wrong(client: TestClient) -> None:
 async def test_admin_routes_are_off_without_a_token(engine: TorchEngine, model_dir: Path) -> None:
     async with running_client(engine, model_dir, token=None) as client:
         assert (await error_of(await client.get(WEIGHTS_PATH, headers=ADMIN)))[:2] == (403, "admin_disabled")
-        assert (await client.post(PAUSE_PATH, headers={"Authorization": "Bearer None"})).status == 403
+        assert (await client.post(WEIGHTS_PATH, headers={"Authorization": "Bearer None"})).status == 403
 
 
 async def test_weights_are_applied_and_read_back(client: TestClient, tmp_path: Path) -> None:
@@ -168,42 +165,29 @@ async def test_malformed_weight_update_is_400(client: TestClient) -> None:
         assert (await error_of(await client.post(WEIGHTS_PATH, data=data, headers=ADMIN)))[0] == 400
 
 
-async def test_pause_and_resume_over_http_lose_no_request(client: TestClient, engine: TorchEngine) -> None:
-    assert await (await client.post(PAUSE_PATH, headers=ADMIN)).json() == {"paused": True}
-    request = asyncio.create_task(client.post(GENERATE_PATH, data=body()))
-    await until_async(lambda: engine.stats.waiting == 1, 60)
-    report = await (await client.get("/health")).json()
-    assert (report["paused"], report["waiting_for"]) == (True, "resume")
-    assert await (await client.post(RESUME_PATH, headers=ADMIN)).json() == {"paused": False}
-    assert (await asyncio.wait_for(request, 60)).status == 200
-
-
 async def test_full_queue_is_429_with_retry_after(model_dir: Path) -> None:
     async with running_engine(model_dir, slots=1, max_waiting=1) as engine, running_client(engine, model_dir) as client:
-        await engine.set_paused(True)
-        held = [asyncio.create_task(client.post(GENERATE_PATH, data=body())) for _ in range(2)]
-        await until_async(lambda: engine.stats.waiting == 2, 60)
-        refused = await client.post(GENERATE_PATH, data=body())
-        assert (await error_of(refused))[:2] == (429, "queue_full")
-        assert refused.headers["Retry-After"] == "1"
-        await engine.set_paused(False)
-        assert [(await request).status for request in held] == [200, 200]
+        async with held(engine):
+            waiting = asyncio.create_task(client.post(GENERATE_PATH, data=body()))
+            await until_async(lambda: engine.stats.waiting == 1, 60)
+            refused = await client.post(GENERATE_PATH, data=body())
+            assert (await error_of(refused))[:2] == (429, "queue_full")
+            assert refused.headers["Retry-After"] == "1"
+        assert (await waiting).status == 200
 
 
 async def test_disconnect_frees_the_slot(client: TestClient, engine: TorchEngine) -> None:
-    await engine.set_paused(True)
-    request = asyncio.create_task(client.post(GENERATE_PATH, data=body(max_tokens=200)))
-    await until_async(lambda: engine.stats.waiting == 1, 60)
-    request.cancel()
-    await until_async(lambda: engine.stats.waiting == 0, 60)
-    await engine.set_paused(False)
+    async with held(engine):
+        request = asyncio.create_task(client.post(GENERATE_PATH, data=body(max_tokens=200)))
+        await until_async(lambda: engine.stats.waiting == 1, 60)
+        request.cancel()
+        await until_async(lambda: engine.stats.waiting == 0, 60)
     assert (await client.post(GENERATE_PATH, data=body(max_tokens=2))).status == 200
-    assert engine.stats.sampled_tokens == 2
+    assert engine.stats.sampled_tokens == 1 + 2
 
 
 async def test_request_beyond_the_deadline_is_504_and_frees_its_slot(engine: TorchEngine, model_dir: Path) -> None:
-    async with running_client(engine, model_dir, timeout_s=0.2) as client:
-        await engine.set_paused(True)
+    async with running_client(engine, model_dir, timeout_s=0.2) as client, held(engine):
         assert (await error_of(await client.post(GENERATE_PATH, data=body())))[:2] == (504, "deadline_exceeded")
         assert engine.stats.waiting == 0
 

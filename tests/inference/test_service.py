@@ -17,7 +17,7 @@ from runtime.exit_codes import ExitCode
 from tests.inference.server_process import server_process
 from tests.support.models import make_model, publish, score
 from transport.codec import encode
-from transport.generation import GENERATE_PATH, RESUME_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
+from transport.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor
 
 
@@ -29,7 +29,7 @@ def body(max_tokens: int = 8) -> bytes:
 @pytest.mark.integration
 def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: Path, model_dir: Path) -> None:
     new = make_model(1)
-    with server_process(tmp_path, model_dir) as server:
+    with server_process(tmp_path, model_dir, "--torch.max-batch-size", "1", "--server.grace-s", "60") as server:
         assert json.loads(server.request("/health")[1])["status"] == "ok"
         asked = ApplyWeights(manifest_path=str(publish(tmp_path / "weights", new, 1)), version=1)
         status, served = server.request(WEIGHTS_PATH, msgspec.json.encode(asked))
@@ -39,24 +39,24 @@ def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: 
         reply = msgspec.msgpack.decode(data, type=GenerateReply)
         expected = score(new, [5, 6, 7], reply.token_ids.numpy().tolist())
         torch.testing.assert_close(torch.tensor(reply.logprobs.numpy()), expected, atol=1e-5, rtol=0)
-        answers = server.hold_request(body(250))
-        server.request(RESUME_PATH, b"")
-        code = server.stop()
-    assert (code, "Traceback" in server.output) == (0, False)
-    assert answers.get(timeout=30)[0] == 200
-    assert not (server.run_dir.services / "inference.json").exists()
-    [row] = [json.loads(line) for line in (server.run_dir.metrics / "inference.jsonl").read_text().splitlines()]
+        answers = server.leave_requests(body(250), 8)
+        code, errors = server.terminate()
+    assert (code, "Traceback" in errors) == (0, False)
+    assert [answers.get(timeout=30)[0] for _ in range(8)] == [200] * 8
+    assert not (server.run_dir / "services" / "inference.json").exists()
+    [row] = [json.loads(line) for line in (server.run_dir / "metrics" / "inference.jsonl").read_text().splitlines()]
     assert row["step"] == 1
 
 
 @pytest.mark.integration
 def test_request_that_outlasts_the_grace_is_told_so(tmp_path: Path, model_dir: Path) -> None:
-    with server_process(tmp_path, model_dir, "--server.grace-s", "0.2") as server:
-        answers = server.hold_request(body())
-        assert server.stop() == 0
-    status, reason = answers.get(timeout=30)
-    assert status == 503
-    assert b"stopping" in reason
+    with server_process(tmp_path, model_dir, "--torch.max-batch-size", "1", "--server.grace-s", "0.1") as server:
+        answers = server.leave_requests(body(250), 32)
+        code, _ = server.terminate()
+    assert code == 0
+    given_up = [answer for answer in (answers.get(timeout=30) for _ in range(32)) if answer[0] != 200]
+    assert {status for status, _ in given_up} == {503}
+    assert all(b"stopping" in reason for _, reason in given_up)
 
 
 @pytest.mark.integration

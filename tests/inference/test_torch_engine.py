@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from inference.errors import QueueFull, Unavailable
 from inference.generation import Completion, Job
+from inference.scoring import ScoreJob
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine
-from tests.inference.gate import Gate
-from tests.support.models import EOS, VOCAB_SIZE, make_model, save_model, score
+from tests.inference.gate import Gate, held
+from tests.inference.tiny import EOS, VOCAB_SIZE, make_model, save_model, score
 from tests.support.waiting import until_async
-from transport.sample import VersionSpan
 
 
 def prompts(num: int, seed: int = 0) -> list[list[int]]:
@@ -158,17 +158,16 @@ async def test_requests_beyond_slots_and_queue_are_refused_and_the_others_finish
 
 async def test_cancelled_request_frees_its_slot(model_dir: Path) -> None:
     async with running_engine(model_dir, slots=1) as engine:
-        await engine.set_paused(True)
-        abandoned = asyncio.create_task(engine.generate(job([5], 200)))
-        await asyncio.sleep(0)
-        queued = asyncio.create_task(engine.generate(job([6], 4)))
-        await asyncio.sleep(0)
-        assert engine.stats.waiting == 2
-        abandoned.cancel()
-        await asyncio.wait([abandoned], timeout=60)
-        await engine.set_paused(False)
+        async with held(engine):
+            abandoned = asyncio.create_task(engine.generate(job([5], 200)))
+            await asyncio.sleep(0)
+            queued = asyncio.create_task(engine.generate(job([6], 4)))
+            await asyncio.sleep(0)
+            assert engine.stats.waiting == 2
+            abandoned.cancel()
+            await asyncio.wait([abandoned], timeout=60)
         assert len((await asyncio.wait_for(queued, 60)).token_ids) == 4
-        assert engine.stats.sampled_tokens == 4
+        assert engine.stats.sampled_tokens == 1 + 4
         assert engine.stats.running == engine.stats.waiting == 0
 
 
@@ -182,36 +181,18 @@ async def test_running_request_can_be_cancelled_among_others(engine: TorchEngine
         assert_scored(model, asked[i], await asyncio.wait_for(tasks[i], 60))
 
 
-async def test_pause_holds_requests_and_resume_finishes_them_exactly(
-    engine: TorchEngine, model: PreTrainedModel
-) -> None:
-    gate = Gate(3)
-    task = asyncio.create_task(engine.generate(job([5, 6], 100, seed=1, should_stop=gate)))
-    await asyncio.to_thread(gate.reached.wait, 60)
-    pausing = asyncio.create_task(engine.set_paused(True))
-    await asyncio.sleep(0)  # it has asked
-    gate.opened.set()
-    assert await pausing
-    late = asyncio.create_task(engine.generate(job([5], 3)))
-    assert not (await asyncio.wait([task, late], timeout=0.2))[0]
-    assert engine.stats.sampled_tokens == 3
-    assert not await engine.set_paused(False)
-    completion = await asyncio.wait_for(task, 60)
-    assert completion.versions == (VersionSpan(0, 0, 100),)
-    assert_scored(model, [5, 6], completion)
-    assert len((await asyncio.wait_for(late, 60)).token_ids) == 3
-
-
 async def test_stop_ends_what_does_not_finish_in_time(model_dir: Path) -> None:
     async with running_engine(model_dir) as engine:
-        await engine.set_paused(True)
-        task = asyncio.create_task(engine.generate(job([5], 3)))
-        await asyncio.sleep(0)
-        await engine.stop(grace_s=0.1)
+        gate = Gate(1)
+        task = asyncio.create_task(engine.generate(job([5], 3, should_stop=gate)))
+        await asyncio.to_thread(gate.reached.wait, 30)
+        stop = asyncio.create_task(engine.stop(grace_s=0.1))
         with pytest.raises(Unavailable, match="stopping"):
             await task
         with pytest.raises(Unavailable, match="stopping"):
             await engine.generate(job([5], 3))
+        gate.opened.set()
+        await stop
 
 
 async def test_stop_lets_requests_in_flight_finish(model_dir: Path) -> None:
@@ -234,4 +215,4 @@ async def test_death_of_the_engine_fails_every_request_with_the_reason(engine: T
     with pytest.raises(Unavailable, match="died"):
         await engine.generate(job([5], 3))
     with pytest.raises(Unavailable, match="died"):
-        await engine.set_paused(True)
+        await engine.score(ScoreJob(np.array([5, 6], dtype=np.int32)))

@@ -60,11 +60,6 @@ def test_adapters_are_off_unless_a_rank_is_set_and_the_rank_is_one_that_vllm_tak
     assert (given["--max-lora-rank"], given["--max-loras"]) == ("16", "3")
 
 
-def test_adapters_need_no_pause_mode() -> None:
-    with pytest.raises(ValidationError, match="pause_mode is for whole models"):
-        config(vllm={"max_lora_rank": 8, "pause_mode": "wait"})
-
-
 def test_extra_arguments_come_last() -> None:
     command = vllm_command(config(vllm={"extra_args": ["--max-num-seqs", "3"]}), 1)
     assert command[-2:] == ("--max-num-seqs", "3")
@@ -99,12 +94,12 @@ def test_environment_keeps_what_the_user_set_but_not_dev_mode_and_plugins() -> N
 def test_settings_come_back_out_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     token = tmp_path / "admin.token"
     token.write_text("very secret")
-    given = config(admin_token_file=token, vllm={"pause_mode": "wait", "max_waiting": 5}, run={"name": "r7"})
+    given = config(admin_token_file=token, vllm={"max_waiting": 5}, run={"name": "r7"})
     environment = vllm_environment(given, {})
     assert "very secret" not in "".join(environment.values())
     monkeypatch.setenv(VARIABLE, environment[VARIABLE])
     settings = settings_from_environment()
-    assert (settings.run_id, settings.pause_mode, settings.max_waiting) == ("r7", "wait", 5)
+    assert (settings.run_id, settings.max_waiting) == ("r7", 5)
     assert settings.admin_token_file == str(token)
 
 

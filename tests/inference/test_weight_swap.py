@@ -94,12 +94,6 @@ async def test_untied_model_swaps_its_head_too(tmp_path: Path) -> None:
         assert_spans_are_exact({1: new}, [5, 6], await engine.generate(job([5, 6], 20)))
 
 
-async def test_swap_while_paused_takes_effect_at_once(engine: TorchEngine, tmp_path: Path) -> None:
-    await engine.set_paused(True)
-    assert (await engine.apply_weights(publish(tmp_path, make_model(1), 1), 1)).version == 1
-    assert engine.stats.paused
-
-
 async def test_older_version_can_be_served_again(engine: TorchEngine, model: PreTrainedModel, tmp_path: Path) -> None:
     await engine.apply_weights(publish(tmp_path, make_model(1), 5), 5)
     served = await engine.apply_weights(publish(tmp_path, model, 4), 4)

@@ -50,7 +50,6 @@ def shelf_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> Adapte
         model_path=str(save_model(folder / "model", base)),
         dtype="float32",
         admin_token_file=None,
-        pause_mode="keep",
         max_waiting=1,
         request_timeout_s=1.0,
         weights=WeightsConfig().model_dump_json(),

@@ -1,6 +1,5 @@
-"""What only vLLM has: pause modes, an engine in a process of its own, a supervisor. The contract has its own suite."""
+"""What only vLLM has: an engine in a process of its own, a supervisor. The contract has its own suite."""
 
-import asyncio
 import json
 import os
 import signal
@@ -10,16 +9,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import aiohttp
+import msgspec
 import psutil
 import pytest
 
 from inference.torch_engine.weights import model_digest
 from tests.inference.contract_server import Server, make_model, running_server, save_model
-from tests.inference.test_engine_contract import apply, assert_exact, body, generate, order, served, until_health
-from tests.support.models import publish
+from tests.inference.tiny import publish
 from tests.support.waiting import until
-from transport.generation import PAUSE_PATH, RESUME_PATH, WEIGHTS_PATH
+from transport.generation import WEIGHTS_PATH, ApplyWeights
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -46,42 +44,13 @@ def children(server: Server, word: str) -> "list[psutil.Process]":
     return [child for child in found if word in " ".join([child.name(), *child.cmdline()])]
 
 
-async def update_in_flight(server: Server, tmp_path: Path) -> "tuple[list[str], list[int]]":
-    """Apply version 1 while eight long requests run; how they ended, and the versions that sampled them."""
-    models = {0: make_model(0), 1: make_model(1)}
-    timeout = aiohttp.ClientTimeout(total=120)
-    async with aiohttp.ClientSession(server.url, timeout=timeout) as http:
-        manifest = publish(tmp_path, models[1], 1)
-        await order(http, server, PAUSE_PATH)  # they begin together, and not before the update is at hand
-        tasks = [asyncio.create_task(generate(http, body([5 + i], 250, seed=i))) for i in range(8)]
-        await until_health(http, "waiting", 8)
-        await order(http, server, RESUME_PATH)
-        assert (await apply(http, server, manifest, 1))[0] == 200
-        replies = await asyncio.wait_for(asyncio.gather(*tasks), 120)
-        for i, reply in enumerate(replies):
-            if reply.token_ids.shape[0]:
-                assert_exact(models, [5 + i], reply)
-        assert_exact(models, [5, 6], await generate(http, body([5, 6], 32)))
-        assert (await served(http, server))["digest"] == model_digest(models[1])
-    return [reply.finish_reason for reply in replies], [span.version for reply in replies for span in reply.versions]
-
-
-async def test_wait_lets_requests_end_under_the_old_weights(tmp_path: Path, model_dir: Path) -> None:
-    with running_server(tmp_path, model_dir, "--vllm.pause-mode", "wait", engine="vllm") as server:
-        await asyncio.to_thread(lambda: server.url)
-        reasons, versions = await update_in_flight(server, tmp_path / "weights")
-    assert reasons == ["length"] * 8
-    assert set(versions) == {0}
-
-
-async def test_abort_gives_requests_up_and_killed_engine_comes_back_with_version_0(
-    tmp_path: Path, model_dir: Path
-) -> None:
-    with running_server(tmp_path, model_dir, "--vllm.pause-mode", "abort", engine="vllm") as server:
-        await asyncio.to_thread(lambda: server.url)
-        reasons, versions = await update_in_flight(server, tmp_path / "weights")
-        assert "abort" in reasons
-        assert set(versions) <= {0}
+def test_killed_engine_comes_back_with_version_0(tmp_path: Path, model_dir: Path) -> None:
+    manifest = publish(tmp_path / "weights", make_model(1), 1)
+    with running_server(tmp_path, model_dir, engine="vllm") as server:
+        order = msgspec.json.encode(ApplyWeights(manifest_path=str(manifest), version=1))
+        request = urllib.request.Request(server.url + WEIGHTS_PATH, data=order, headers=server.admin)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.loads(answer.read())["version"] == 1
         first = children(server, "vllm.entrypoints")[0].pid
         os.kill(children(server, "EngineCore")[0].pid, signal.SIGKILL)
         until(lambda: not psutil.pid_exists(first), within_s=60)

@@ -30,7 +30,7 @@ class SlowWorkers:
 async def test_publish_that_is_not_read_in_time_is_refused_and_the_engine_lives_on() -> None:
     limits = EngineLimits(vocab_size=8, max_model_len=8, max_batch_size=1, max_waiting=1)
     start = ServedWeights(version=0, digest="start")
-    engine = VllmEngine(SlowWorkers(), limits, start=start, pause_mode="keep", staging_timeout_s=0.05)  # type: ignore[arg-type]
+    engine = VllmEngine(SlowWorkers(), limits, start=start, staging_timeout_s=0.05)  # type: ignore[arg-type]
     with pytest.raises(WeightsRefused, match=r"version 3 was not read within 0\.05 s"):
         await engine.apply_weights("/nowhere/manifest.json", 3)
     assert (engine.served, engine.is_alive, engine.stats.swapping) == (start, True, False)
