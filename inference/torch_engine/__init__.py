@@ -1,7 +1,7 @@
 """The embedded engine: continuous batching over a Hugging Face causal LM, small and exact.
 
 ```
- HTTP loop ── Job ──▶ TorchEngine ══ Inbox ══▶ EngineThread ──▶ Decoder: admit → prefill → step → retire
+ HTTP loop ── Job ──▶ TorchEngine ══ queue ══▶ EngineThread ──▶ Decoder: admit → prefill → step → retire
       ▲                                             │                       SlotTable + SlotCache + model
       └────────── Completion (call_soon_threadsafe) ┘
 ```

@@ -5,16 +5,16 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from inference.engine import EngineLimits, EngineStats
-from inference.errors import QueueFull, Unavailable
+from inference.errors import NonFiniteLogits, QueueFull, Unavailable
 from inference.generation import Completion, Job
 from inference.scoring import ScoreJob, Scores
 from inference.torch_engine.counter_rng import stream_seed
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine_thread import EngineThread
-from inference.torch_engine.inbox import Abort, Add, Inbox, Score, Stop, Swap
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import VerifiedWeights
@@ -22,12 +22,10 @@ from transport.generation import ServedWeights, UpdateTimes
 
 _T = TypeVar("_T")
 _SEED_MASK = 2**64 - 1
-_JOIN_S = 10.0
-"""How long the thread may take to finish the step it is in."""
 
 
 class TorchEngine:
-    """Implements `Engine`, and hears of its thread as a `Listener`."""
+    """Implements `Engine`."""
 
     def __init__(
         self,
@@ -52,8 +50,7 @@ class TorchEngine:
         self._stopping = False
         self._ended = asyncio.Event()
         self._swapping = asyncio.Lock()
-        self._inbox = Inbox()
-        self._thread = EngineThread(self._decoder, self._inbox, self, on_progress)
+        self._thread = EngineThread(decoder, on_finished=self._finished, on_death=self.died, on_progress=on_progress)
 
     @property
     def served(self) -> ServedWeights:
@@ -82,22 +79,22 @@ class TorchEngine:
         sequence = self._sequence(job)
         done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._open[sequence.key] = done
-        self._inbox.put(Add(sequence))
+        self._thread.post(partial(self._decoder.add, sequence))
         try:
             return await done
         finally:
             if self._open.pop(sequence.key, None) is not None:  # cancelled: the thread still works on it
-                self._inbox.put(Abort(sequence.key))
+                self._thread.post(partial(self._decoder.abort, sequence.key))
 
     async def score(self, job: ScoreJob) -> Scores:
         """See `ScoringEngine`."""
         self._check_open()
         if len(self._replies) >= self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} sequences wait to be scored already: try again later")
-        result: Scores | Exception = await self._ask(lambda reply: Score(job, reply))
-        if isinstance(result, Exception):
-            raise result
-        return result
+        scores = await self._ask(partial(self._decoder.score, job))
+        if isinstance(scores, NonFiniteLogits):
+            raise scores
+        return scores
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """See `Engine`."""
@@ -110,8 +107,7 @@ class TorchEngine:
             finally:
                 given_up.set()  # a caller that went away leaves no transfer behind
             received = time.monotonic()
-            swapped: tuple[ServedWeights, float] = await self._ask(lambda reply: Swap(weights, reply))
-            served, apply_s = swapped
+            served, apply_s = await self._ask(partial(self._swap, weights))
             pause_s = max(0.0, time.monotonic() - received - apply_s)
             self.last_update = UpdateTimes(transfer_s=received - started, pause_s=pause_s, apply_s=apply_s)
             return served
@@ -123,16 +119,14 @@ class TorchEngine:
         if pending and self.failure is None:
             await asyncio.wait(pending, timeout=grace_s)
         self._fail_open(Unavailable("the server is stopping"))
-        self._inbox.put(Stop())
-        await asyncio.to_thread(self._thread.join, _JOIN_S)
+        await asyncio.to_thread(self._thread.stop)
         self._ended.set()
 
     async def ended(self) -> None:
         """Return when the engine's thread has ended, by `stop` or by death."""
         await self._ended.wait()
 
-    def finished(self, finished: list[Finished]) -> None:
-        """See `Listener`."""
+    def _finished(self, finished: list[Finished]) -> None:
         for end in finished:
             done = self._open.pop(end.key, None)
             if done is None or done.done():
@@ -143,7 +137,7 @@ class TorchEngine:
                 done.set_exception(end.result)
 
     def died(self, error: Exception) -> None:
-        """See `Listener`."""
+        """The thread ended by `error`; nothing will finish any more."""
         self.failure = error
         self._fail_open(Unavailable(f"the engine died: {error!r}"))
         self._ended.set()
@@ -161,11 +155,15 @@ class TorchEngine:
     def _receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
         return self._decoder.loadable(self._intake.receive(location, version, given_up))
 
-    async def _ask(self, command: "Callable[[asyncio.Future[_T]], Swap | Score]") -> _T:
+    def _swap(self, weights: VerifiedWeights) -> tuple[ServedWeights, float]:
+        """What is served afterwards, and in how many seconds the weights were put in. In the thread."""
+        started = time.monotonic()
+        return self._decoder.swap(weights), time.monotonic() - started
+
+    async def _ask(self, function: Callable[[], _T]) -> _T:
         self._check_open()  # no thread, no reply: the engine may have ended while weights were fetched
-        reply: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        reply = self._thread.call(function)
         self._replies.add(reply)
-        self._inbox.put(command(reply))
         try:
             return await reply
         finally:

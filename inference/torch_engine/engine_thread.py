@@ -1,83 +1,86 @@
 """`EngineThread`: owns the decoder and runs it, so that HTTP answers while the model computes."""
 
 import asyncio
+import queue
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from inference.torch_engine.decoder import Decoder
-from inference.torch_engine.inbox import Abort, Add, Command, Inbox, Score, Stop, Swap
 from inference.torch_engine.sequence import Finished
 
 _T = TypeVar("_T")
 _IDLE_WAIT_S = 0.5
 """How often an idle engine shows that it lives."""
-
-
-class Listener(Protocol):
-    """Hears of the engine's thread, in the event loop."""
-
-    def finished(self, finished: list[Finished]) -> None:
-        """These sequences are done."""
-        ...
-
-    def died(self, error: Exception) -> None:
-        """The thread ended by `error`; nothing will finish any more."""
-        ...
+_JOIN_S = 10.0
+"""How long the thread may take to finish the step it is in."""
 
 
 class EngineThread:
-    """Loop: take commands, decode one step, deliver. Waits only for commands, and only when there is no work."""
+    """Runs what it is given, in order, between two decode steps. Waits only when there is nothing to decode.
 
-    def __init__(self, decoder: Decoder, inbox: Inbox, listener: Listener, on_progress: Callable[[], None]) -> None:
+    `on_finished` and `on_death` are called in the event loop, `on_progress` in the thread. The queue is bounded by its
+    one sender: `TorchEngine` admits a limited number of open jobs, and awaits every call.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        on_finished: Callable[[list[Finished]], None],
+        on_death: Callable[[Exception], None],
+        on_progress: Callable[[], None],
+    ) -> None:
         self._decoder = decoder
-        self._inbox = inbox
-        self._listener = listener
+        self._on_finished = on_finished
+        self._on_death = on_death
         self._on_progress = on_progress
+        self._orders: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread; False if it still runs."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def post(self, order: Callable[[], object]) -> None:
+        """Run `order` in the thread. An error in it ends the engine."""
+        self._orders.put(order)
+
+    def call(self, function: Callable[[], _T]) -> "asyncio.Future[_T]":
+        """What `function` returns in the thread. It is not run when nobody waits for it any more."""
+        reply: asyncio.Future[_T] = self._loop.create_future()
+        self.post(lambda: None if reply.done() else self._answer(reply, function()))
+        return reply
+
+    def stop(self) -> None:
+        """End the thread after the step it is in. Blocks."""
+        self.post(partial(setattr, self, "_stopped", True))
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         try:
             while not self._stopped:
                 self._turn()
         except Exception as error:  # whatever it was, the process must end and say so
-            self._tell(partial(self._listener.died, error))
+            self._tell(partial(self._on_death, error))
 
     def _turn(self) -> None:
-        for command in self._inbox.take(0 if self._decoder.has_work else _IDLE_WAIT_S):
-            self._obey(command)
+        for order in self._take():
+            order()
             self._on_progress()  # a thousand sequences to score take longer than a step
         if self._decoder.has_work:
             finished = self._decoder.step()
             if finished:
-                self._tell(partial(self._listener.finished, finished))
+                self._tell(partial(self._on_finished, finished))
         self._on_progress()
 
-    def _obey(self, command: Command) -> None:
-        match command:
-            case Add(sequence):
-                self._decoder.add(sequence)
-            case Abort(key):
-                self._decoder.abort(key)
-            case Swap(weights, reply):
-                started = time.monotonic()
-                served = self._decoder.swap(weights)
-                self._answer(reply, (served, time.monotonic() - started))
-            case Score(job, reply):
-                if not reply.done():  # nobody waits for it any more
-                    self._answer(reply, self._decoder.score(job))
-            case Stop():
-                self._stopped = True
+    def _take(self) -> list[Callable[[], object]]:
+        """The orders that are there now, and no later ones: those could keep the decoder waiting for ever."""
+        try:
+            first = self._orders.get(block=not self._decoder.has_work, timeout=_IDLE_WAIT_S)
+        except queue.Empty:
+            return []
+        return [first, *(self._orders.get_nowait() for _ in range(self._orders.qsize()))]
 
     def _answer(self, reply: "asyncio.Future[_T]", value: _T) -> None:
         self._tell(lambda: None if reply.done() else reply.set_result(value))

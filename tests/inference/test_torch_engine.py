@@ -216,3 +216,10 @@ async def test_death_of_the_engine_fails_every_request_with_the_reason(engine: T
         await engine.generate(job([5], 3))
     with pytest.raises(Unavailable, match="died"):
         await engine.score(ScoreJob(np.array([5, 6], dtype=np.int32)))
+
+
+async def test_idle_engine_shows_that_it_lives(model_dir: Path) -> None:
+    signs: list[None] = []
+    async with running_engine(model_dir, on_progress=lambda: signs.append(None)):
+        seen = len(signs)
+        await until_async(lambda: len(signs) >= seen + 2, 60)
