@@ -9,9 +9,9 @@ from aiohttp import web
 
 from inference.errors import InferenceError
 from inference.generation import Completion, Job
-from inference.server.chat_reply import choice_of, events_of, usage_of
+from inference.server.chat_reply import Json, choice_of, events_of, usage_of
 from inference.server.chat_request import decode_chat, jobs_of, plain_messages
-from inference.server.chat_types import ChatReply, ChatRequest
+from inference.server.chat_types import ChatRequest
 from inference.server.errors_json import json_response
 from inference.server.generate_route import run_job
 from inference.server.state import STATE, ServerState
@@ -38,22 +38,23 @@ async def _run_all(state: ServerState, jobs: list[Job]) -> list[Completion]:
     return [task.result() for task in tasks]
 
 
-def _reply(state: ServerState, asked: ChatRequest, job: Job, completions: list[Completion]) -> ChatReply:
+def _reply(state: ServerState, asked: ChatRequest, job: Job, completions: list[Completion]) -> Json:
     stop_ids = state.engine.eos_token_ids | job.stop_token_ids
     choices = [
         choice_of(index, asked, completion, state.tokenizer, stop_ids) for index, completion in enumerate(completions)
     ]
-    return ChatReply(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=state.model_names[0],
-        choices=choices,
-        usage=usage_of(job.prompt, completions),
-        prompt_token_ids=job.prompt.tolist() if asked.return_token_ids else None,
-    )
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": state.model_names[0],
+        "choices": choices,
+        "usage": usage_of(job.prompt, completions),
+        "object": "chat.completion",
+        "prompt_token_ids": job.prompt.tolist() if asked.return_token_ids else None,
+    }
 
 
-async def _stream(request: web.Request, asked: ChatRequest, reply: ChatReply) -> web.StreamResponse:
+async def _stream(request: web.Request, asked: ChatRequest, reply: Json) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     include_usage = asked.stream_options is not None and asked.stream_options.include_usage

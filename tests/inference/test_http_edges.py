@@ -10,8 +10,7 @@ from aiohttp.test_utils import TestClient
 
 from inference.errors import BadRequest, InferenceError, QueueFull, UnknownModel, WeightsRefused
 from inference.generation import Completion
-from inference.server.chat_reply import events_of
-from inference.server.chat_types import ChatMessage, ChatReply, Choice, Usage
+from inference.server.chat_reply import Json, events_of
 from inference.server.errors_json import error_response
 from inference.server.listener import HttpListener
 from inference.torch_engine.engine import TorchEngine
@@ -97,17 +96,13 @@ async def test_metrics_of_a_loading_server_have_no_engine_numbers(model_dir: Pat
         assert "policy_version" not in text
 
 
-def chat_reply(num_choices: int) -> ChatReply:
-    return ChatReply(
-        id="chatcmpl-1",
-        created=1,
-        model="m",
-        choices=[
-            Choice(index=index, message=ChatMessage(content=f"text {index}"), finish_reason="stop")
-            for index in range(num_choices)
-        ],
-        usage=Usage(prompt_tokens=3, completion_tokens=4, total_tokens=7),
-    )
+def chat_reply(num_choices: int) -> Json:
+    choices = [
+        {"index": index, "message": {"content": f"text {index}"}, "finish_reason": "stop", "logprobs": None}
+        for index in range(num_choices)
+    ]
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    return {"id": "chatcmpl-1", "created": 1, "model": "m", "choices": choices, "usage": usage}
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
