@@ -83,9 +83,7 @@ class VllmEngineConfig(Config):
     data_parallel_size: int = Field(1, gt=0)
     """Copies of the engine behind one address."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Share of a GPU's memory that vLLM takes; a CPU has `cpu_kv_cache_gib` instead."""
-    cpu_kv_cache_gib: int = Field(1, gt=0)
-    """Memory for the KV cache on a CPU, in GiB."""
+    """Share of a GPU's memory that vLLM takes. On a CPU the KV cache has `VLLM_CPU_KVCACHE_SPACE` GiB (1 if unset)."""
     enforce_eager: bool = True
     """No compilation: starts at once, and is the faster one for tiny models. Set false on a GPU."""
     max_lora_rank: int | None = Field(None, gt=0, le=512)

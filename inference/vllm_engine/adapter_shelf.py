@@ -18,13 +18,13 @@ from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 
+from inference.config import InferenceConfig
 from inference.errors import Unavailable, WeightsNotHeld, WeightsRefused
 from inference.torch_engine.adapter_pairs import check_base, fitting_pairs
 from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
 from inference.torch_engine.weights import VerifiedWeights
 from inference.vllm_engine.adapter_folder import write_adapter_folder
 from inference.vllm_engine.checkpoint import checkpoint_shapes
-from inference.vllm_engine.settings import PluginSettings
 from transport.generation import ServedWeights
 from transport.weights import AdapterInfo, adapter_digest
 
@@ -48,15 +48,15 @@ class LoadedAdapter:
 class AdapterShelf:
     """Lives in the event loop of vLLM's API server. `base` is the model that vLLM has loaded, which never changes."""
 
-    def __init__(self, client: EngineClient, base: ServedWeights, settings: PluginSettings) -> None:
-        assert settings.max_lora_rank is not None, "only made for an engine that takes adapters"
+    def __init__(self, client: EngineClient, base: ServedWeights, config: InferenceConfig) -> None:
+        assert config.vllm.max_lora_rank is not None, "only made for an engine that takes adapters"
         self._client = client
         self._base = base
-        self._run_id = settings.run_id
-        self._intake = WeightIntake(settings.run_id, fetch_settings(settings.weights_config))
-        self._model_path = Path(settings.model_path)
-        self._max_rank = settings.max_lora_rank
-        self._root = Path(settings.adapter_dir)
+        self._run_id = config.run.name
+        self._intake = WeightIntake(config.run.name, fetch_settings(config.weights))
+        self._model_path = config.model.path
+        self._max_rank = config.vllm.max_lora_rank
+        self._root = config.run.path.resolve() / "adapters"
         shutil.rmtree(self._root, ignore_errors=True)  # of an engine that was killed
         self._ids = itertools.count(1)
         self._loaded: list[LoadedAdapter] = []

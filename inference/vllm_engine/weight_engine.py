@@ -24,7 +24,7 @@ from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
 from inference.torch_engine.weights import VerifiedWeights
 from inference.vllm_engine.checkpoint import checkpoint_shapes
 from inference.vllm_engine.readback import read_back
-from inference.vllm_engine.settings import settings_from_environment
+from inference.vllm_engine.settings import config_from_environment
 
 # Not `__name__`: vLLM shows only loggers below its own.
 logger = init_logger("vllm.tandem")
@@ -57,8 +57,8 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         self._reader: threading.Thread | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._given_up = threading.Event()
-        settings = settings_from_environment()
-        self._intake = WeightIntake(settings.run_id, fetch_settings(settings.weights_config), device)
+        service = config_from_environment()
+        self._intake = WeightIntake(service.run.name, fetch_settings(service.weights), device)
 
     def stage(self, location: str, version: int) -> None:
         """Begin to fetch and check a publish; `staging` says how it went. Returns at once: decoding goes on."""

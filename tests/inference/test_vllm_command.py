@@ -4,13 +4,12 @@ import json
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from pydantic import ValidationError
 
 from inference.config import InferenceConfig
 from inference.vllm_engine.command import ENTRY, WORKER_EXTENSION, vllm_command, vllm_environment
-from inference.vllm_engine.settings import STAGING_GRACE_S, VARIABLE, PluginSettings, settings_from_environment
+from inference.vllm_engine.settings import STAGING_GRACE_S, VARIABLE, config_from_environment, staging_timeout_s
 
 
 def config(**fields: object) -> InferenceConfig:
@@ -91,26 +90,28 @@ def test_environment_keeps_what_the_user_set_but_not_dev_mode_and_plugins() -> N
     assert vllm_environment(config(), {})["OMP_NUM_THREADS"] == "1"
 
 
-def test_settings_come_back_out_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kv_cache_on_a_cpu_is_the_users_by_vllms_own_variable() -> None:
+    assert vllm_environment(config(), {})["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert vllm_environment(config(), {"VLLM_CPU_KVCACHE_SPACE": "7"})["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+def test_config_comes_back_out_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     token = tmp_path / "admin.token"
     token.write_text("very secret")
-    given = config(admin_token_file=token, vllm={"max_waiting": 5}, run={"name": "r7"})
+    given = config(admin_token_file=token, vllm={"max_waiting": 5, "extra_args": ["-x"]}, run={"name": "r7"})
     environment = vllm_environment(given, {})
     assert "very secret" not in "".join(environment.values())
     monkeypatch.setenv(VARIABLE, environment[VARIABLE])
-    settings = settings_from_environment()
-    assert (settings.run_id, settings.max_waiting) == ("r7", 5)
-    assert settings.admin_token_file == str(token)
+    assert config_from_environment() == given
 
 
 def test_plugin_without_our_service_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(RuntimeError, match="inference --engine vllm"):
-        settings_from_environment()
+        config_from_environment()
 
 
 @pytest.mark.parametrize("timeout_s", [1.0, 600.0, 7200.0])
 def test_workers_have_the_time_that_the_user_allows_for_a_transfer(timeout_s: float) -> None:
-    environment = vllm_environment(config(weights={"timeout_s": timeout_s}), {})
-    settings = msgspec.json.decode(environment[VARIABLE], type=PluginSettings)
-    assert timeout_s < settings.staging_timeout_s <= timeout_s + STAGING_GRACE_S
+    given = config(weights={"timeout_s": timeout_s})
+    assert timeout_s < staging_timeout_s(given) <= timeout_s + STAGING_GRACE_S

@@ -6,11 +6,10 @@ import pytest
 from transformers import PreTrainedModel
 from vllm.lora.request import LoRARequest
 
-from inference.config import WeightsConfig
+from inference.config import InferenceConfig
 from inference.errors import WeightsRefused
 from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish
 from inference.vllm_engine.adapter_shelf import AdapterShelf
-from inference.vllm_engine.settings import PluginSettings
 from tests.inference.adapters import RANK, make_adapter, publish_adapter
 from tests.inference.contract_server import make_model, save_model
 from transport.generation import ServedWeights
@@ -44,19 +43,14 @@ def base() -> PreTrainedModel:
 
 
 def shelf_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> AdapterShelf:
-    settings = PluginSettings(
-        run_id="default",
-        model_name="model",
-        model_path=str(save_model(folder / "model", base)),
-        dtype="float32",
-        admin_token_file=None,
-        max_waiting=1,
-        request_timeout_s=1.0,
-        weights=WeightsConfig().model_dump_json(),
-        max_lora_rank=RANK,
-        adapter_dir=str(folder / "adapters"),
+    config = InferenceConfig.model_validate(
+        {
+            "model": {"path": save_model(folder / "model", base)},
+            "run": {"dir": folder.parent, "name": folder.name},
+            "vllm": {"max_lora_rank": RANK},
+        }
     )
-    return AdapterShelf(client, ServedWeights(version=0, digest=model_digest(base)), settings)  # type: ignore[arg-type]
+    return AdapterShelf(client, ServedWeights(version=0, digest=model_digest(base)), config)  # type: ignore[arg-type]
 
 
 def adapter(base: PreTrainedModel, folder: Path, version: int) -> VerifiedWeights:
