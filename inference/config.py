@@ -134,8 +134,8 @@ class InferenceConfig(ServiceConfig):
     server: ServerConfig = ServerConfig()
     """The HTTP server."""
     health: HealthConfig = HealthConfig()
-    """A second endpoint for `/health` and `/metrics`, with a thread of its own: it answers even when the HTTP server
-    hangs. The HTTP server has both routes, too."""
+    """A second endpoint with `/health`, `/live`, `/ready` and `/metrics`, and a thread of its own: it answers even when
+    the HTTP server, which has `/health`, too, hangs."""
     torch: TorchEngineConfig = TorchEngineConfig()
     """Settings of the embedded engine."""
     vllm: VllmEngineConfig = VllmEngineConfig()

@@ -101,9 +101,8 @@ async def _load(config: InferenceConfig, state: ServerState) -> Engine:
     """Load in a thread, so that `/health` answers meanwhile; then open the engine to requests."""
     with state.health.waiting(f"the model in {config.model.path}"):
         start = await asyncio.to_thread(_load_torch_engine, config)
-        engine, tokenizer = start(state.health.progress)
+        engine, tokenizer = start(state.note_progress)
     state.loaded = (engine, tokenizer)
-    state.metrics.watch(lambda: (engine.stats, engine.served))
     return engine
 
 

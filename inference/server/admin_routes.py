@@ -45,7 +45,6 @@ async def apply_weights(request: web.Request) -> web.Response:
         logger.warning(f"weights refused, version {state.engine.served.version} stays in service: {error}")
         raise
     state.metrics.weight_updates.labels("applied").inc()
-    state.metrics.time_update(state.engine.last_update)
     _log_version(request, served)
     return json_response(AppliedWeights(version=served.version, digest=served.digest, times=state.engine.last_update))
 

@@ -17,9 +17,6 @@ def make_app(state: ServerState) -> web.Application:
     app.add_routes(
         [
             web.get("/health", info_routes.health),
-            web.get("/live", info_routes.live),
-            web.get("/ready", info_routes.ready),
-            web.get("/metrics", info_routes.metrics),
             web.get("/v1/models", info_routes.models),
             web.post("/v1/chat/completions", chat_route.chat_completions),
             web.post(GENERATE_PATH, generate_route.generate),

@@ -1,9 +1,8 @@
-"""`/health`, `/live`, `/ready`, `/metrics` and `/v1/models`."""
+"""`/health` and `/v1/models`."""
 
 import time
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from inference.engine_facts import engine_facts
 from inference.server.errors_json import json_response
@@ -23,25 +22,6 @@ async def health(request: web.Request) -> web.Response:
     }
     facts = {} if state.loaded is None else engine_facts(state.engine)
     return json_response(report | facts, 200 if report["status"] == "ok" else 503)
-
-
-async def live(request: web.Request) -> web.Response:
-    """503 when a restart would help: the engine is dead, or has stood still for `stall_timeout_s`."""
-    state = request.app[STATE]
-    is_live = state.health.is_live and (state.loaded is None or state.engine.failure is None)
-    return json_response({"status": _status(state)}, 200 if is_live else 503)
-
-
-async def ready(request: web.Request) -> web.Response:
-    """200 when requests are served, 503 otherwise."""
-    state = request.app[STATE]
-    return json_response({"status": _status(state)}, 200 if _status(state) == "ok" else 503)
-
-
-async def metrics(request: web.Request) -> web.Response:
-    """Prometheus text."""
-    body = generate_latest(request.app[STATE].metrics.registry)
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def models(request: web.Request) -> web.Response:

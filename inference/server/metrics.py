@@ -1,17 +1,8 @@
-"""Prometheus metrics of the server. Engine numbers are read at scrape time: the decode loop pays nothing."""
-
-from collections.abc import Callable, Iterator
+"""Prometheus metrics of the server, served by the health endpoint. Numbers of the engine are facts of `/health`."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from inference.engine import EngineStats
-from inference.update_times import phases_of
-from transport.generation import ServedWeights, UpdateTimes
 
 _PREFIX = "tandem_inference_"
-EngineReader = Callable[[], tuple[EngineStats, ServedWeights] | None]
 
 
 class ServerMetrics:
@@ -30,32 +21,3 @@ class ServerMetrics:
         self.weight_updates = Counter(
             f"{_PREFIX}weight_updates", "Weight updates asked for", ["outcome"], registry=self.registry
         )
-        self.weight_update_seconds = Histogram(
-            f"{_PREFIX}weight_update_seconds", "Time of weight updates, by phase", ["phase"], registry=self.registry
-        )
-
-    def time_update(self, times: UpdateTimes | None) -> None:
-        """Count an update that was applied."""
-        for phase, seconds in phases_of(times).items():
-            self.weight_update_seconds.labels(phase.removesuffix("_s")).observe(seconds)
-
-    def watch(self, read: EngineReader) -> None:
-        """Also report what `read` says at each scrape (None: not loaded)."""
-        self.registry.register(_EngineCollector(read))
-
-
-class _EngineCollector(Collector):
-    def __init__(self, read: EngineReader) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        now = self._read()
-        if now is None:
-            return
-        stats, served = now
-        yield GaugeMetricFamily(f"{_PREFIX}running", "Sequences in the batch", stats.running)
-        yield GaugeMetricFamily(f"{_PREFIX}waiting", "Requests without a slot", stats.waiting)
-        yield GaugeMetricFamily(f"{_PREFIX}policy_version", "Policy version in service", served.version)
-        yield CounterMetricFamily(f"{_PREFIX}decode_steps", "Decode steps", value=stats.decode_steps)
-        yield CounterMetricFamily(f"{_PREFIX}sampled_tokens", "Tokens sampled", value=stats.sampled_tokens)
-        yield CounterMetricFamily(f"{_PREFIX}prefilled_tokens", "Tokens prefilled", value=stats.prefilled_tokens)

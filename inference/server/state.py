@@ -9,7 +9,7 @@ from inference.errors import Unavailable, UnknownModel
 from inference.server.body_limit import MAX_BODY_BYTES
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.metrics import ServerMetrics
-from runtime.health import Health
+from runtime.health import Fact, Health
 from runtime.metrics import MetricLog
 
 
@@ -41,6 +41,15 @@ class ServerState:
         if self.loaded is None:
             raise Unavailable("the model is still loading")
         return self.loaded[1]
+
+    def note_progress(self) -> None:
+        """The engine calls it, in its own thread, whenever it moves: the health endpoint shows what it does."""
+        facts: dict[str, Fact] = {}
+        if self.loaded is not None:
+            stats = self.engine.stats
+            facts = {"version": self.engine.served.version, "running": stats.running, "waiting": stats.waiting}
+            facts["sampled_tokens"] = stats.sampled_tokens
+        self.health.progress(**facts)
 
     def check_model(self, name: str | None) -> None:
         """Raise `UnknownModel` if a client names a model that is not served here."""

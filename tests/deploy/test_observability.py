@@ -6,13 +6,11 @@ import re
 import yaml
 from prometheus_client import generate_latest
 
-from inference.engine import EngineStats
 from inference.server.metrics import ServerMetrics
 from runtime.health import Health
 from runtime.health_gauges import HealthGauges
 from tests.deploy.commands import ROOT
 from tests.deploy.test_compose import OURS, config_of
-from transport.generation import ServedWeights
 
 PROMETHEUS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
 ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
@@ -65,10 +63,8 @@ def test_metrics_of_the_moment_are_facts_that_services_show() -> None:
 
 
 def test_metrics_of_the_engine_are_served_by_it() -> None:
-    """The torch engine has its own; of vLLM the supervisor tells what it saw last (`VllmSupervisor._watch`)."""
-    stats = EngineStats(running=0, waiting=0, swapping=False, decode_steps=0, sampled_tokens=0, prefilled_tokens=0)
+    """Both engines tell them as facts (`ServerState.note_progress`, `VllmSupervisor._watch`)."""
     metrics = ServerMetrics()
-    metrics.watch(lambda: (stats, ServedWeights(version=1, digest="")))
     health = Health("inference", stall_timeout_s=1)
     health.progress(version=1, running=0, waiting=0)
     metrics.registry.register(HealthGauges(health))

@@ -90,7 +90,6 @@ async def running_client(
     )
     if engine is not None:
         state.loaded = (engine, load_tokenizer(InferenceConfig(model=ModelConfig(path=path))))
-        state.metrics.watch(lambda: (engine.stats, engine.served))
         health.ready()
     async with TestClient(TestServer(make_app(state), handler_cancellation=True)) as client:
         yield client

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,10 @@ from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import model_digest
 from runtime.errors import ServiceError
 from runtime.exit_codes import ExitCode
-from tests.inference.server_process import server_process
-from tests.support.models import make_model, publish, score
+from runtime.run_dir import RunDir
+from tests.inference.server_process import ServerProcess, server_process
+from tests.inference.tiny import make_model, publish, score
+from tests.support.waiting import until
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor
@@ -39,6 +42,7 @@ def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: 
         reply = msgspec.msgpack.decode(data, type=GenerateReply)
         expected = score(new, [5, 6, 7], reply.token_ids.numpy().tolist())
         torch.testing.assert_close(torch.tensor(reply.logprobs.numpy()), expected, atol=1e-5, rtol=0)
+        assert_watched(server, version=1, num_sampled=reply.token_ids.shape[0])
         answers = server.leave_requests(body(250), 8)
         code, errors = server.terminate()
     assert (code, "Traceback" in errors) == (0, False)
@@ -46,6 +50,24 @@ def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: 
     assert not (server.run_dir / "services" / "inference.json").exists()
     [row] = [json.loads(line) for line in (server.run_dir / "metrics" / "inference.jsonl").read_text().splitlines()]
     assert row["step"] == 1
+
+
+def assert_watched(server: ServerProcess, version: int, num_sampled: int) -> None:
+    """The health endpoint has both probes, and metrics of the engine and of its HTTP server."""
+    url = RunDir(server.run_dir).read_services()["inference"].addresses["health"]
+    until(lambda: answer_of(url, "/metrics").count(f"tandem_inference_now_sampled_tokens {num_sampled}.0") == 1)
+    assert answer_of(url, "/live") == answer_of(url, "/ready") == '{"status": "ok"}'
+    for line in (
+        f"tandem_inference_now_version {version}.0",
+        f'tandem_inference_requests_total{{route="{GENERATE_PATH}",status="200"}} 1.0',
+        'tandem_inference_weight_updates_total{outcome="applied"} 1.0',
+    ):
+        assert line in answer_of(url, "/metrics")
+
+
+def answer_of(health_url: str, path: str) -> str:
+    with urllib.request.urlopen(health_url.replace("/health", path), timeout=10) as response:
+        return str(response.read().decode())
 
 
 @pytest.mark.integration

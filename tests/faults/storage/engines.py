@@ -5,7 +5,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.support.process import Process, free_port
+from runtime.run_dir import RunDir
+from tests.faults.exactly_once.fixed_run import free_port
+from tests.faults.exactly_once.nursery import Child, Nursery
 
 
 class EngineProcess:
@@ -15,6 +17,7 @@ class EngineProcess:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._folder = folder
+        self._run_dir = folder / run_id
         self._arguments = ["--model.path", str(model), "--run.dir", str(folder), "--run.name", run_id]
         self._arguments += ["--server.port", str(self.port), "--health.port", "0", "--torch.max-model-len", "128"]
         self._arguments += ["--admin-token-file", str(token_file), "--no-metrics.tensorboard"]
@@ -41,8 +44,9 @@ class EngineProcess:
             return False
 
     @property
-    def num_sampled_tokens(self) -> float:
+    def num_sampled_tokens(self) -> int:
         """Tokens that it has sampled in this life."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as reply:
-            lines = reply.read().decode().splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("tandem_inference_sampled_tokens"))
+        health_url = RunDir(self._run_dir).read_services()["inference"].addresses["health"]
+        with urllib.request.urlopen(health_url, timeout=5) as reply:
+            report = json.loads(reply.read())
+        return int(report["sampled_tokens"])
