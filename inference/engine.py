@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from inference.generation import Completion, Job
+from inference.generation import Completion, Job, ScoreJob, Scores
 from inference.images import ImageLimits
 from transport.generation import ServedWeights, UpdateTimes
 
@@ -69,6 +69,10 @@ class Engine(Protocol):
     async def generate(self, job: Job) -> Completion:
         """Run a job that fits `limits`. Cancelling frees its slot. Raises `QueueFull`, `Unavailable` or
         `NonFiniteLogits`."""
+        ...
+
+    async def score(self, job: ScoreJob) -> Scores:
+        """Score a job that fits `limits`. Raises `Unsupported`, `QueueFull`, `Unavailable` or `NonFiniteLogits`."""
         ...
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:

@@ -1,4 +1,4 @@
-"""`Job` and `Completion`: one sampling request and its result, inside the inference service.
+"""`Job` and `Completion`, `ScoreJob` and `Scores`: a request and its result, inside the inference service.
 
 The HTTP routes make jobs out of what clients send; engines know nothing of HTTP.
 """
@@ -55,3 +55,19 @@ class Completion:
     finish_reason: FinishReason
     versions: tuple[VersionSpan, ...]
     top_logprobs: tuple[TopLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreJob:
+    """Give the log probabilities of all tokens (at least one); `temperature` is positive."""
+
+    token_ids: Int32s
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """float32[T] at the job's temperature, 0 at position 0; `version` computed all of them."""
+
+    logprobs: Floats
+    version: int

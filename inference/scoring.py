@@ -1,44 +1,17 @@
-"""Scoring: log probabilities of a whole sequence, for teachers. Request to job, and what an engine needs to do it."""
+"""Scoring: log probabilities of a whole sequence, for teachers. From request to job, and from scores to reply."""
 
 import math
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from inference.engine import EngineLimits
 from inference.errors import BadRequest
-from inference.generation import Floats, Int32s
+from inference.generation import ScoreJob, Scores
 from inference.requests import check_tokens, int32_vector
 from transport.generation import ScoreReply, ScoreRequest
 from transport.tensor import EncodedTensor
 
 _decoder = msgspec.msgpack.Decoder(ScoreRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreJob:
-    """At least one token; `temperature` is positive."""
-
-    token_ids: Int32s
-    temperature: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """float32[T] at the job's temperature, 0 at position 0; `version` computed all of them."""
-
-    logprobs: Floats
-    version: int
-
-
-@runtime_checkable
-class ScoringEngine(Protocol):
-    """An `Engine` that can also score."""
-
-    async def score(self, job: ScoreJob) -> Scores:
-        """Score a job that fits the engine's limits. Raises `QueueFull`, `Unavailable` or `NonFiniteLogits`."""
-        ...
 
 
 def decode_score(body: bytes) -> ScoreRequest:

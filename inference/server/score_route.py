@@ -4,8 +4,9 @@ import asyncio
 
 from aiohttp import web
 
-from inference.errors import DeadlineExceeded, Unsupported
-from inference.scoring import ScoreJob, Scores, ScoringEngine, decode_score, score_job_of, score_reply_of
+from inference.errors import DeadlineExceeded
+from inference.generation import ScoreJob, Scores
+from inference.scoring import decode_score, score_job_of, score_reply_of
 from inference.server.state import STATE, ServerState
 from transport.codec import encode
 from transport.generation import MSGPACK
@@ -20,12 +21,9 @@ async def score(request: web.Request) -> web.Response:
 
 
 async def run_score(state: ServerState, job: ScoreJob) -> Scores:
-    """Score `job` within the server's deadline. Raises `Unsupported` where the engine cannot, `DeadlineExceeded`."""
-    engine = state.engine
-    if not isinstance(engine, ScoringEngine):
-        raise Unsupported("this engine cannot score given tokens; the torch engine can")
+    """Score `job` within the server's deadline. Raises `DeadlineExceeded`."""
     try:
         async with asyncio.timeout(state.request_timeout_s):
-            return await engine.score(job)
+            return await state.engine.score(job)
     except TimeoutError as error:
         raise DeadlineExceeded(f"not scored within {state.request_timeout_s:g} s; the request was dropped") from error

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from inference.errors import NonFiniteLogits
-from inference.generation import TopLogprobs
-from inference.scoring import ScoreJob, Scores
+from inference.generation import ScoreJob, Scores, TopLogprobs
 from inference.torch_engine.base_model import BaseModel
 from inference.torch_engine.counter_rng import uniforms
 from inference.torch_engine.sampling import sample

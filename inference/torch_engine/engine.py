@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from inference.engine import EngineLimits, EngineStats
 from inference.errors import NonFiniteLogits, QueueFull, Unavailable
-from inference.generation import Completion, Job
-from inference.scoring import ScoreJob, Scores
+from inference.generation import Completion, Job, ScoreJob, Scores
 from inference.torch_engine.counter_rng import stream_seed
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine_thread import EngineThread
@@ -87,7 +86,7 @@ class TorchEngine:
                 self._thread.post(partial(self._decoder.abort, sequence.key))
 
     async def score(self, job: ScoreJob) -> Scores:
-        """See `ScoringEngine`."""
+        """See `Engine`."""
         self._check_open()
         if len(self._replies) >= self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} sequences wait to be scored already: try again later")

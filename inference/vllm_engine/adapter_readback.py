@@ -4,8 +4,8 @@ vLLM keeps adapters as they are, but for the scale, which goes into `B`, and for
 entry. So all of it can be compared bit by bit.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,46 +13,14 @@ from torch import Tensor
 from inference.errors import WeightsNotHeld
 from inference.torch_engine.adapter_pairs import adapter_pairs
 
+if TYPE_CHECKING:
+    from vllm.lora.lora_model import LoRAModel
+
 _Part = Tensor | Sequence[Tensor | None] | None
 
 
-class HeldLayer(Protocol):
-    """vLLM's `LoRALayerWeights`: a tensor each, or one per part of a fused module."""
-
-    lora_a: _Part
-    lora_b: _Part
-
-
-class HeldAdapter(Protocol):
-    """vLLM's `LoRAModel`."""
-
-    loras: Mapping[str, HeldLayer]
-
-
-class AdapterManager(Protocol):
-    """vLLM's `LoRAModelManager`."""
-
-    packed_modules_mapping: Mapping[str, list[str]]
-
-    def get_adapter(self, adapter_id: int) -> HeldAdapter | None:
-        """The adapter with this id."""
-        ...
-
-
-class LoraManager(Protocol):
-    """vLLM's `WorkerLoRAManager`; it has no public way to look at an adapter."""
-
-    _adapter_manager: AdapterManager
-
-
-class LoraRunner(Protocol):
-    """vLLM's model runner."""
-
-    lora_manager: LoraManager
-
-
 def check_held(
-    held: HeldAdapter | None, tensors: Mapping[str, Tensor], scale: float, packed: Mapping[str, list[str]]
+    held: "LoRAModel | None", tensors: Mapping[str, Tensor], scale: float, packed: Mapping[str, list[str]]
 ) -> None:
     """Raise `WeightsNotHeld`, naming the module, unless `held` is the adapter of these tensors and nothing else."""
     if held is None:
@@ -70,7 +38,7 @@ def check_held(
         raise WeightsNotHeld(f"vLLM holds an adapter of {sorted(foreign)[0]}, which was not given")
 
 
-def _entry_of(module: str, loras: Mapping[str, HeldLayer], packed: Mapping[str, list[str]]) -> tuple[str, int | None]:
+def _entry_of(module: str, loras: Container[str], packed: Mapping[str, list[str]]) -> tuple[str, int | None]:
     """The name of the entry that holds the module, and its place in there if it is fused with others."""
     if module in loras:
         return module, None

@@ -17,8 +17,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from inference.engine import EngineLimits, EngineStats
-from inference.errors import NonFiniteLogits, QueueFull, Unavailable, WeightsRefused
-from inference.generation import Completion, Job
+from inference.errors import NonFiniteLogits, QueueFull, Unavailable, Unsupported, WeightsRefused
+from inference.generation import Completion, Job, ScoreJob, Scores
 from inference.vllm_engine.adapter_shelf import AdapterShelf, LoadedAdapter
 from inference.vllm_engine.engine_input import engine_input
 from transport.generation import FinishReason, ServedWeights, UpdateTimes
@@ -101,6 +101,10 @@ class VllmEngine:
         self._num_sampled += len(completion.token_ids)
         self._num_prefilled += len(job.prompt)
         return completion
+
+    async def score(self, job: ScoreJob) -> Scores:
+        """See `Engine`. Teachers are served by the embedded engine."""
+        raise Unsupported("vLLM does not score given tokens at a temperature: serve teachers with --engine torch")
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """See `Engine`. Staged while decoding goes on; requests in flight go on with the new weights, and their KV

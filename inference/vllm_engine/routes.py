@@ -16,10 +16,10 @@ from inference.errors import (
     DeadlineExceeded,
     InferenceError,
     QueueFull,
-    Unsupported,
     WeightsRefused,
 )
 from inference.requests import decode_apply, decode_generate, job_of, reply_of
+from inference.scoring import decode_score, score_job_of, score_reply_of
 from inference.update_times import describe
 from inference.vllm_engine.engine import VllmEngine, logger
 from transport.codec import encode
@@ -109,8 +109,10 @@ class Routes:
 
     @errors_as_json
     async def score(self, request: Request) -> Response:
-        """Teachers are served by the embedded engine."""
-        raise Unsupported("vLLM does not score given tokens at a temperature: serve teachers with --engine torch")
+        """Log probabilities of given tokens."""
+        asked = decode_score(await read_body(request, self._max_body_bytes))
+        scores = await self._engine.score(score_job_of(asked, self._engine.limits))
+        return Response(encode(score_reply_of(asked, scores)), media_type=MSGPACK)
 
     @errors_as_json
     @needs_token

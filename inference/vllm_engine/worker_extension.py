@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from inference.torch_engine.weights import tensors_digest
 from inference.vllm_engine.adapter_folder import read_adapter_folder
-from inference.vllm_engine.adapter_readback import LoraRunner, check_held
+from inference.vllm_engine.adapter_readback import check_held
 
 if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
     from inference.vllm_engine.weight_engine import PublishedWeightEngine
 
 
@@ -18,7 +20,7 @@ class WorkerExtension:
     """Methods for `collective_rpc`. All of them return at once."""
 
     weight_transfer_engine: "PublishedWeightEngine"
-    model_runner: LoraRunner
+    model_runner: "GPUModelRunner"
 
     def tandem_stage(self, location: str, version: int) -> None:
         """See `PublishedWeightEngine.stage`."""
@@ -34,7 +36,7 @@ class WorkerExtension:
 
     def tandem_adapter(self, adapter_id: int, folder: str, scale: float) -> str:
         """Digest of the tensors of the adapter that this worker holds, which must be those in `folder`."""
-        manager = self.model_runner.lora_manager._adapter_manager
+        manager = self.model_runner.lora_manager._adapter_manager  # there is no public way to look at an adapter
         tensors = read_adapter_folder(Path(folder))
         check_held(manager.get_adapter(adapter_id), tensors, scale, manager.packed_modules_mapping)
         return tensors_digest(tensors.items())

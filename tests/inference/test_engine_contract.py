@@ -33,10 +33,13 @@ from transport.codec import encode
 from transport.generation import (
     GENERATE_PATH,
     MSGPACK,
+    SCORE_PATH,
     WEIGHTS_PATH,
     ApplyWeights,
     GenerateReply,
     GenerateRequest,
+    ScoreReply,
+    ScoreRequest,
 )
 from transport.location import Channel, location_of
 from transport.tensor import EncodedTensor
@@ -227,6 +230,22 @@ async def test_logprobs_are_those_of_the_model_at_the_temperature(
     for i, reply in enumerate(await asyncio.gather(*(generate(http, request) for request in requests))):
         assert (reply.request_id, reply.finish_reason, reply.token_ids.shape) == ("r1", "length", (64,))
         assert_exact(models, [5 + i, 6], reply, temperature)
+
+
+async def test_given_tokens_are_scored_by_the_torch_engine_and_vllm_says_501(
+    http: aiohttp.ClientSession, models: dict[int, PreTrainedModel]
+) -> None:
+    tokens = [*PROMPT, 9, 30, 12]
+    asked = ScoreRequest(request_id="s1", token_ids=EncodedTensor.of(np.array(tokens, dtype=np.int32)), temperature=0.7)
+    async with http.post(SCORE_PATH, data=encode(asked)) as response:
+        if ENGINE == "vllm":
+            assert (await error_of(response))[:2] == (501, "unsupported")
+            return
+        assert (response.status, response.content_type) == (200, MSGPACK)
+        reply = msgspec.msgpack.decode(await response.read(), type=ScoreReply)
+    assert (reply.request_id, reply.version) == ("s1", 0)
+    expected = score(models[0], tokens[:1], tokens[1:], 0.7)
+    torch.testing.assert_close(torch.tensor(reply.logprobs.numpy()[1:]), expected, atol=TOLERANCE, rtol=0)
 
 
 async def test_greedy_takes_the_likeliest_tokens(

@@ -10,15 +10,11 @@ import torch
 from aiohttp.test_utils import TestClient
 from transformers import PreTrainedModel
 
-from inference.engine import EngineLimits
-from inference.errors import NonFiniteLogits, QueueFull, Unavailable, Unsupported
-from inference.generation import Job
-from inference.scoring import ScoreJob, Scores
-from inference.server.score_route import run_score
-from inference.server.state import STATE
+from inference.errors import NonFiniteLogits, QueueFull, Unavailable
+from inference.generation import Job, ScoreJob, Scores
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
-from tests.inference.conftest import running_client, running_engine
+from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
 from tests.support.models import VOCAB_SIZE, make_model, publish, save_model, score
 from transport.codec import encode
@@ -123,22 +119,6 @@ async def test_a_stopped_engine_scores_nothing(model_dir: Path) -> None:
         await engine.stop(grace_s=1)
         with pytest.raises(Unavailable):
             await engine.score(ScoreJob(ids(TOKENS)))
-
-
-class Mute:
-    """An engine that only generates."""
-
-    limits = EngineLimits(VOCAB_SIZE, 256, 8, 64)
-
-
-async def test_an_engine_that_cannot_score_says_so(engine: TorchEngine, model_dir: Path) -> None:
-    async with running_client(engine, model_dir) as client:
-        state = client.app[STATE]  # type: ignore[index]
-        assert state.loaded is not None
-        state.loaded = (Mute(), state.loaded[1])  # type: ignore[assignment]
-        with pytest.raises(Unsupported, match="cannot score"):
-            await run_score(state, ScoreJob(ids(TOKENS)))
-        assert (await client.post(SCORE_PATH, data=body())).status == 501
 
 
 async def test_every_score_is_progress_and_one_that_nobody_waits_for_is_left_out(

@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.errors import QueueFull, Unavailable
-from inference.generation import Completion, Job
-from inference.scoring import ScoreJob
+from inference.generation import Completion, Job, ScoreJob
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate, held
