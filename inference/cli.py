@@ -4,10 +4,10 @@ import importlib.util
 from collections.abc import Sequence
 
 from inference.config import InferenceConfig
-from inference.model_folder import sees_pictures
 from inference.vllm_engine.command import is_cpu_build
 from runtime.config import load_config
 from runtime.errors import UserError
+from runtime.model_folder import sees_pictures
 from runtime.service import run_main
 from runtime.shutdown import ending_at_once
 

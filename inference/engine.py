@@ -1,7 +1,9 @@
-"""`Engine`: what the HTTP server needs of an engine. Importing this imports no model library."""
+"""`Engine`: what the HTTP server needs of an engine, and says of it. Importing this imports no model library."""
 
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from inference.generation import Completion, Job, ScoreJob, Scores
 from inference.images import ImageLimits
@@ -87,3 +89,29 @@ class Engine(Protocol):
     async def ended(self) -> None:
         """Return when the engine has ended, by `stop` or by death."""
         ...
+
+
+def engine_facts(engine: Engine) -> dict[str, object]:
+    """The part of `/health` that docs/contracts.md promises of every engine."""
+    stats, served, limits = engine.stats, engine.served, engine.limits
+    return {
+        "version": served.version,
+        "digest": served.digest,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "max_batch_size": limits.max_batch_size,
+        "max_model_len": limits.max_model_len,
+        "vocab_size": limits.vocab_size,
+        "last_update": phases_of(engine.last_update),
+    }
+
+
+def phases_of(times: UpdateTimes | None) -> dict[str, float]:
+    """Seconds of an update by phase; empty before the first."""
+    phases = {} if times is None else msgspec.structs.asdict(times)
+    return {phase: round(seconds, 4) for phase, seconds in phases.items()}
+
+
+def describe_update(times: UpdateTimes | None) -> str:
+    """The same for the end of a line of the log."""
+    return "".join(f", {phase.removesuffix('_s')} {seconds:.3f} s" for phase, seconds in phases_of(times).items())

@@ -1,6 +1,8 @@
 """From what a client sent to a `Job` that the engine can run: all checks that answer 400 are here, and pure."""
 
 import math
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -9,31 +11,34 @@ from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion, Int32s, Job
 from inference.images import check_placeholders, images_of
+from runtime.model_folder import sees_pictures
 from transport.errors import CodecError
-from transport.generation import ApplyWeights, GenerateReply, GenerateRequest
+from transport.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreRequest
 from transport.tensor import EncodedTensor
 
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.01
 """vLLM samples at this where less is asked for, and says nothing; logits divided by much less overflow."""
-_decoder = msgspec.msgpack.Decoder(GenerateRequest)
-_apply_decoder = msgspec.json.Decoder(ApplyWeights)
+MAX_BODY_BYTES = 16 * 2**20
+MAX_PICTURE_BODY_BYTES = 256 * 2**20
+"""Ten pictures of a million pixels, as float32 patches of two frames."""
+GENERATE = msgspec.msgpack.Decoder(GenerateRequest)
+SCORE = msgspec.msgpack.Decoder(ScoreRequest)
+APPLY = msgspec.json.Decoder(ApplyWeights)
+_T = TypeVar("_T")
 
 
-def decode_generate(body: bytes) -> GenerateRequest:
+def max_body_bytes(model_path: Path) -> int:
+    """How large a request to the model in this folder may be."""
+    return MAX_PICTURE_BODY_BYTES if sees_pictures(model_path) else MAX_BODY_BYTES
+
+
+def decode_body(decoder: msgspec.msgpack.Decoder[_T] | msgspec.json.Decoder[_T], body: bytes) -> _T:
     """The request in `body`. Raises `BadRequest`."""
     try:
-        return _decoder.decode(body)
+        return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"not a valid GenerateRequest: {error}") from error
-
-
-def decode_apply(body: bytes) -> ApplyWeights:
-    """The order in `body`. Raises `BadRequest`."""
-    try:
-        return _apply_decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"not a valid ApplyWeights: {error}") from error
+        raise BadRequest(f"not a valid {decoder.type.__name__}: {error}") from error
 
 
 def job_of(request: GenerateRequest, limits: EngineLimits) -> Job:

@@ -2,24 +2,12 @@
 
 import math
 
-import msgspec
-
 from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import ScoreJob, Scores
 from inference.requests import check_tokens, int32_vector
 from transport.generation import ScoreReply, ScoreRequest
 from transport.tensor import EncodedTensor
-
-_decoder = msgspec.msgpack.Decoder(ScoreRequest)
-
-
-def decode_score(body: bytes) -> ScoreRequest:
-    """The request in `body`. Raises `BadRequest`."""
-    try:
-        return _decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"not a valid ScoreRequest: {error}") from error
 
 
 def score_job_of(request: ScoreRequest, limits: EngineLimits) -> ScoreJob:

@@ -17,16 +17,16 @@ from loguru import logger
 
 from inference.config import InferenceConfig
 from inference.engine import Engine
+from inference.exposure import reminding_of_exposure
+from inference.requests import max_body_bytes
 from inference.server.app import make_app
-from inference.server.body_limit import max_body_bytes
-from inference.server.exposure import remind_of_exposure
-from inference.server.listener import HttpListener
 from inference.server.metrics import ServerMetrics
 from inference.server.state import ServerState
 from inference.vllm_engine.supervisor import VllmSupervisor
 from runtime.errors import ServiceError
 from runtime.health import Health
 from runtime.health_server import HealthServer
+from runtime.http_listener import listening
 from runtime.logging import setup_logging
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
@@ -54,6 +54,7 @@ def serve(config: InferenceConfig) -> None:
         setup_logging(SERVICE, config.log, run_dir)
         extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
         stack.enter_context(closing(extra))
+        stack.enter_context(reminding_of_exposure(config))
         stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", run_dir=run_dir))
         if config.engine == "vllm":
             return VllmSupervisor(config, run_dir, health, shutdown, extra.url).run()
@@ -77,22 +78,21 @@ async def _serve(
     health_url: str,
 ) -> None:
     stop = shutdown.event()
-    async with HttpListener(make_app(state), config.server.host, config.server.port) as listener:
-        reminder = asyncio.create_task(remind_of_exposure(config))
+    server = config.server
+    async with listening(make_app(state), server.host, server.port, name=SERVICE, shutdown_timeout_s=5.0) as url:
         with shutdown.loading(lock.release):
             engine = await _load(config, state)
         state.metric_log = MetricLog(SERVICE, run_dir, config.metrics)
         try:
-            addresses = {"http": listener.url, "health": health_url}
-            run_dir.announce(SERVICE, ServiceInfo(health_url=f"{listener.url}/health", addresses=addresses))
+            addresses = {"http": url, "health": health_url}
+            run_dir.announce(SERVICE, ServiceInfo(health_url=f"{url}/health", addresses=addresses))
             state.health.ready()
-            logger.info(f"serving {config.model.path} at {listener.url} ({_describe(engine)})")
+            logger.info(f"serving {config.model.path} at {url} ({_describe(engine)})")
             await until_stopped(engine, stop)
         finally:
-            reminder.cancel()
             run_dir.withdraw(SERVICE)
             state.health.stopping()
-            await engine.stop(config.server.grace_s)
+            await engine.stop(server.grace_s)
             state.metric_log.close()
     logger.info("stopped")
 

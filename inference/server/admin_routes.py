@@ -5,11 +5,11 @@ import hmac
 from aiohttp import web
 from loguru import logger
 
+from inference.engine import describe_update, phases_of
 from inference.errors import InferenceError, WeightsRefused
-from inference.requests import decode_apply
+from inference.requests import APPLY, decode_body
 from inference.server.errors_json import Handler, error_response, json_response
 from inference.server.state import STATE
-from inference.update_times import describe, phases_of
 from transport.generation import AppliedWeights, ServedWeights
 
 ADMIN_PREFIX = "/inference/admin/"
@@ -37,7 +37,7 @@ async def get_weights(request: web.Request) -> web.Response:
 async def apply_weights(request: web.Request) -> web.Response:
     """Load a publish; the reply is read from the engine after the swap."""
     state = request.app[STATE]
-    asked = decode_apply(await request.read())
+    asked = decode_body(APPLY, await request.read())
     try:
         served = await state.engine.apply_weights(asked.manifest_path, asked.version)
     except InferenceError as error:
@@ -53,7 +53,7 @@ def _log_version(request: web.Request, served: ServedWeights) -> None:
     """One line, and one row of metrics, per policy version."""
     state = request.app[STATE]
     stats = state.engine.stats
-    phases = describe(state.engine.last_update)
+    phases = describe_update(state.engine.last_update)
     logger.info(f"serving version {served.version} ({served.digest[:8]}), {stats.running} requests in flight{phases}")
     if state.metric_log is not None:
         state.metric_log.log(

@@ -7,7 +7,7 @@ import msgspec
 from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Int32s, Job
-from inference.requests import check_job
+from inference.requests import check_job, decode_body
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.chat_types import ChatRequest
 
@@ -17,10 +17,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 def decode_chat(body: bytes) -> ChatRequest:
     """The request in `body`. Raises `BadRequest`, also for fields that are known and not served."""
-    try:
-        request = _decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"not a valid chat completion request: {error}") from error
+    request = decode_body(_decoder, body)
     _check_served(request)
     return request
 

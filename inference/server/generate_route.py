@@ -6,7 +6,7 @@ from aiohttp import web
 
 from inference.errors import DeadlineExceeded
 from inference.generation import Completion, Job
-from inference.requests import decode_generate, job_of, reply_of
+from inference.requests import GENERATE, decode_body, job_of, reply_of
 from inference.server.state import STATE, ServerState
 from transport.codec import encode
 from transport.generation import MSGPACK
@@ -15,7 +15,7 @@ from transport.generation import MSGPACK
 async def generate(request: web.Request) -> web.Response:
     """Decode, run, encode. A client that goes away cancels this handler, which frees the slot."""
     state = request.app[STATE]
-    asked = decode_generate(await request.read())
+    asked = decode_body(GENERATE, await request.read())
     completion = await run_job(state, job_of(asked, state.engine.limits))
     return web.Response(body=encode(reply_of(asked, completion)), content_type=MSGPACK)
 

@@ -4,7 +4,7 @@ import time
 
 from aiohttp import web
 
-from inference.engine_facts import engine_facts
+from inference.engine import engine_facts
 from inference.server.errors_json import json_response
 from inference.server.state import STATE, ServerState
 from runtime.health import Status

@@ -6,7 +6,8 @@ from aiohttp import web
 
 from inference.errors import DeadlineExceeded
 from inference.generation import ScoreJob, Scores
-from inference.scoring import decode_score, score_job_of, score_reply_of
+from inference.requests import SCORE, decode_body
+from inference.scoring import score_job_of, score_reply_of
 from inference.server.state import STATE, ServerState
 from transport.codec import encode
 from transport.generation import MSGPACK
@@ -15,7 +16,7 @@ from transport.generation import MSGPACK
 async def score(request: web.Request) -> web.Response:
     """Decode, score, encode."""
     state = request.app[STATE]
-    asked = decode_score(await request.read())
+    asked = decode_body(SCORE, await request.read())
     scores = await run_score(state, score_job_of(asked, state.engine.limits))
     return web.Response(body=encode(score_reply_of(asked, scores)), content_type=MSGPACK)
 

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from inference.engine import Engine
 from inference.errors import Unavailable, UnknownModel
-from inference.server.body_limit import MAX_BODY_BYTES
+from inference.requests import MAX_BODY_BYTES
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.metrics import ServerMetrics
 from runtime.health import Fact, Health

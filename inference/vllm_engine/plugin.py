@@ -11,7 +11,7 @@ import torch
 
 from inference.engine import EngineLimits
 from inference.images import ImageLimits
-from inference.server.body_limit import max_body_bytes
+from inference.requests import max_body_bytes
 from inference.torch_engine.vision import VISION_MODEL_TYPES, image_limits
 from inference.vllm_engine.checkpoint import checkpoint_digest
 from inference.vllm_engine.settings import PLUGIN_NAME, config_from_environment, staging_timeout_s

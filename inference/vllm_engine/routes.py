@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from inference.engine_facts import engine_facts
+from inference.engine import describe_update, engine_facts
 from inference.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -18,9 +18,8 @@ from inference.errors import (
     QueueFull,
     WeightsRefused,
 )
-from inference.requests import decode_apply, decode_generate, job_of, reply_of
-from inference.scoring import decode_score, score_job_of, score_reply_of
-from inference.update_times import describe
+from inference.requests import APPLY, GENERATE, SCORE, decode_body, job_of, reply_of
+from inference.scoring import score_job_of, score_reply_of
 from inference.vllm_engine.engine import VllmEngine, logger
 from transport.codec import encode
 from transport.generation import MSGPACK, AppliedWeights, GenerateRequest
@@ -103,14 +102,14 @@ class Routes:
     @errors_as_json
     async def generate(self, request: Request) -> Response:
         """Token in, token out."""
-        asked = decode_generate(await read_body(request, self._max_body_bytes))
+        asked = decode_body(GENERATE, await read_body(request, self._max_body_bytes))
         completion = await self._until_gone(request, asked)
         return Response(completion, media_type=MSGPACK)
 
     @errors_as_json
     async def score(self, request: Request) -> Response:
         """Log probabilities of given tokens."""
-        asked = decode_score(await read_body(request, self._max_body_bytes))
+        asked = decode_body(SCORE, await read_body(request, self._max_body_bytes))
         scores = await self._engine.score(score_job_of(asked, self._engine.limits))
         return Response(encode(score_reply_of(asked, scores)), media_type=MSGPACK)
 
@@ -124,14 +123,14 @@ class Routes:
     @needs_token
     async def apply_weights(self, request: Request) -> Response:
         """Load a publish; the reply is read from the workers after the swap."""
-        asked = decode_apply(await read_body(request, self._max_body_bytes))
+        asked = decode_body(APPLY, await read_body(request, self._max_body_bytes))
         try:
             served = await self._engine.apply_weights(asked.manifest_path, asked.version)
         except WeightsRefused as error:
             logger.warning("weights refused, version %d stays in service: %s", self._engine.served.version, error)
             raise
         times = self._engine.last_update
-        logger.info("serving version %d (%s)%s", served.version, served.digest[:8], describe(times))
+        logger.info("serving version %d (%s)%s", served.version, served.digest[:8], describe_update(times))
         return json_response(AppliedWeights(version=served.version, digest=served.digest, times=times))
 
     async def _until_gone(self, request: Request, asked: GenerateRequest) -> bytes:

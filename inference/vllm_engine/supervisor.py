@@ -37,7 +37,6 @@ SERVICE = "inference"
 START_POLL_S = 0.2
 WATCH_POLL_S = 1.0
 USAGE_CODE = 2
-REMINDER_S = 60.0
 Command = Callable[[InferenceConfig, int], Sequence[str]]
 """From the config and a port to the command that serves there."""
 
@@ -126,7 +125,6 @@ class VllmSupervisor:
 
     def _watch(self, server: VllmServer) -> None:
         """Return when a stop is asked for, or when this server is lost."""
-        reminder = 0.0
         while not self._shutdown.wait(WATCH_POLL_S):
             condition = server.look()
             if condition in (Condition.ENDED, Condition.DEAD):
@@ -135,9 +133,6 @@ class VllmSupervisor:
             if condition is Condition.OK and server.report is not None:
                 report = server.report
                 self._health.progress(version=report.version, running=report.running, waiting=report.waiting)
-            if self._config.is_open_to_others and time.monotonic() > reminder:
-                reminder = time.monotonic() + REMINDER_S
-                logger.warning(f"{self._config.server.host} is reachable from other machines and has no admin token")
 
     def _guardian(self) -> AbstractContextManager[object]:
         """Ends vLLM should this process be killed. Below `rl`, its guardian does, by the cookie all of us carry."""

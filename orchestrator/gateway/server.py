@@ -8,6 +8,7 @@ A session id is a trace id: 122 random bits that only this process knows, so it 
 
 import time
 import uuid
+from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 import msgspec
@@ -17,7 +18,7 @@ from orchestrator.chat_template import ChatTemplateError
 from orchestrator.engines.protocol import EngineError
 from orchestrator.gateway.session import AnySession, Completion
 from orchestrator.images.errors import ImageError
-from runtime.http_log import http_logger
+from runtime.http_listener import listening
 
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY_BYTES = 64 * 2**20
@@ -52,7 +53,7 @@ class Gateway:
     def __init__(self, model: str) -> None:
         self._model = model
         self._sessions: dict[str, AnySession] = {}
-        self._runner: web.AppRunner | None = None
+        self._listener = AsyncExitStack()
         self._url = ""
 
     @property
@@ -78,24 +79,12 @@ class Gateway:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            logger=http_logger("gateway"),
-            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        )
-        await runner.setup()
-        self._runner = runner
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        self._url = f"http://{host}:{port}/v1"
+        serving = listening(app, "127.0.0.1", 0, name="gateway", shutdown_timeout_s=SHUTDOWN_TIMEOUT_S)
+        self._url = await self._listener.enter_async_context(serving) + "/v1"
 
     async def close(self) -> None:
         """Release the port. Idempotent."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._listener.aclose()
         self._sessions.clear()
 
     async def _models(self, request: web.Request) -> web.Response:

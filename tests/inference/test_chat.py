@@ -117,7 +117,7 @@ async def test_stream_carries_the_same_text_and_ends_with_done(client: TestClien
     [
         ({"model": "gpt-4"}, 404, "'gpt-4' is not served here"),
         ({"messages": []}, 400, "messages is empty"),
-        ({"messages": "hi"}, 400, "not a valid chat completion request"),
+        ({"messages": "hi"}, 400, "not a valid ChatRequest"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "must be text"),
         ({"messages": [{"role": "user", "content": "a" * 300}]}, 400, "leaves no room"),
         ({"max_tokens": 0}, 400, "max_tokens"),

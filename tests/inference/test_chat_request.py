@@ -80,5 +80,5 @@ def test_text_parts_are_joined_and_other_fields_stay() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"messages": [1]}', b"\xff", b"[" * 100_000])
 def test_bytes_that_are_no_chat_request_are_refused(body: bytes) -> None:
-    with pytest.raises(BadRequest, match="not a valid chat completion request"):
+    with pytest.raises(BadRequest, match="not a valid ChatRequest"):
         decode_chat(body)

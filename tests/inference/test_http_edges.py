@@ -1,6 +1,7 @@
 """What the HTTP layer does when handlers misbehave, and how it binds."""
 
 import json
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import pytest
@@ -12,10 +13,10 @@ from inference.errors import BadRequest, InferenceError, QueueFull, UnknownModel
 from inference.generation import Completion
 from inference.server.chat_reply import Json, events_of
 from inference.server.errors_json import error_response
-from inference.server.listener import HttpListener
 from inference.server.state import STATE
 from inference.torch_engine.engine import TorchEngine
 from runtime.errors import UserError
+from runtime.http_listener import listening
 
 
 async def ok(request: web.Request) -> web.Response:
@@ -28,33 +29,37 @@ def app() -> web.Application:
     return application
 
 
+def listening_on(host: str, port: int) -> AbstractAsyncContextManager[str]:
+    return listening(app(), host, port, name="test", shutdown_timeout_s=5.0)
+
+
 async def test_free_port_is_chosen_and_named_in_the_url() -> None:
-    async with HttpListener(app(), "127.0.0.1", 0) as listener:
-        assert listener.url.startswith("http://127.0.0.1:")
-        assert not listener.url.endswith(":0")
-        async with aiohttp.ClientSession() as session, session.get(listener.url) as response:
+    async with listening_on("127.0.0.1", 0) as url:
+        assert url.startswith("http://127.0.0.1:")
+        assert not url.endswith(":0")
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
             assert await response.text() == "ok"
 
 
 async def test_taken_port_is_the_users_to_mend() -> None:
-    async with HttpListener(app(), "127.0.0.1", 0) as listener:
-        port = int(listener.url.rpartition(":")[2])
+    async with listening_on("127.0.0.1", 0) as url:
+        port = int(url.rpartition(":")[2])
         with pytest.raises(UserError, match=f"cannot bind 127.0.0.1:{port}: Address already in use; set --server"):
-            async with HttpListener(app(), "127.0.0.1", port):
+            async with listening_on("127.0.0.1", port):
                 pass
 
 
 async def test_address_of_another_machine_is_the_users_to_mend() -> None:
     with pytest.raises(UserError, match=r"cannot bind 203\.0\.113\.7"):
-        async with HttpListener(app(), "203.0.113.7", 0):
+        async with listening_on("203.0.113.7", 0):
             pass
 
 
 async def test_port_can_be_bound_again_after_closing() -> None:
-    async with HttpListener(app(), "127.0.0.1", 0) as first:
-        port = int(first.url.rpartition(":")[2])
-    async with HttpListener(app(), "127.0.0.1", port) as second:
-        assert second.url == first.url
+    async with listening_on("127.0.0.1", 0) as first:
+        port = int(first.rpartition(":")[2])
+    async with listening_on("127.0.0.1", port) as second:
+        assert second == first
 
 
 async def test_bug_in_a_handler_is_a_500_and_the_connection_lives(

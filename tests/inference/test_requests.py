@@ -8,7 +8,7 @@ import pytest
 from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion
-from inference.requests import decode_generate, job_of, reply_of
+from inference.requests import GENERATE, decode_body, job_of, reply_of
 from transport.codec import encode
 from transport.generation import GenerateRequest
 from transport.sample import VersionSpan
@@ -23,8 +23,8 @@ def request(tokens: object = (1, 2, 3), dtype: str = "int32", **fields: object) 
 
 
 def test_request_becomes_a_job() -> None:
-    asked = request(temperature=0.5, seed=7, stop_token_ids=(4, 5))
-    job = job_of(decode_generate(encode(asked)), LIMITS)
+    asked = request(temperature=0.5, top_p=0.9, seed=7, stop_token_ids=(4, 5))
+    job = job_of(decode_body(GENERATE, encode(asked)), LIMITS)
     assert job.prompt.tolist() == [1, 2, 3]
     assert (job.max_tokens, job.temperature, job.top_p, job.seed) == (5, 0.5, 1.0, 7)
     assert job.stop_token_ids == {4, 5}
@@ -57,7 +57,7 @@ def test_bad_request_is_told_what_is_wrong(asked: GenerateRequest, reason: str) 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"{}", encode(request())[:-1], b"\x91" * 5000])
 def test_bytes_that_are_no_request_are_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="not a valid GenerateRequest"):
-        decode_generate(body)
+        decode_body(GENERATE, body)
 
 
 def test_reply_carries_tokens_logprobs_and_spans() -> None:

@@ -20,8 +20,7 @@ from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion, Job
 from inference.images import Images
-from inference.requests import job_of
-from inference.server.body_limit import MAX_BODY_BYTES, max_body_bytes
+from inference.requests import MAX_BODY_BYTES, job_of, max_body_bytes
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import load_slot_model

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from aiohttp import ClientSession, web
 
-from inference.server.listener import HttpListener
 from runtime.health import Health
 from runtime.health_poll import fetch_health
 from runtime.health_server import HealthServer
+from runtime.http_listener import listening
 from tests.ipv6 import needs_ipv6
 from tests.transport.weight_ranks import make_offer
 from trainer.weight_channel import advertised
@@ -56,9 +56,9 @@ async def test_engine_is_reached_at_its_announced_address(host: str) -> None:
     app = web.Application()
     app.router.add_get("/", hello)
     async with (
-        HttpListener(app, host, 0) as listener,
+        listening(app, host, 0, name="test", shutdown_timeout_s=5.0) as url,
         ClientSession() as session,
-        session.get(f"{listener.url}/") as reply,
+        session.get(url) as reply,
     ):
         assert await reply.text() == "hello"
 

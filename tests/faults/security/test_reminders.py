@@ -1,14 +1,13 @@
 """Who is reachable from other machines without keys or a token says so again and again, not only at the start."""
 
-import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from inference import exposure
 from inference.config import InferenceConfig
-from inference.server import exposure
-from tests.support.fakes import Served
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 from tests.transport.samples import RUN
 from transport import server, weight_server
 from transport.outbox import Outbox
@@ -44,18 +43,15 @@ def test_weight_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch
         assert reminders(warnings_seen)[-1].startswith(open_server.endpoint)
 
 
-async def test_inference_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposure, "_REMINDER_S", OFTEN_S)
     config = InferenceConfig(model={"path": "model"}, server={"host": "0.0.0.0", "insecure": True})
-    reminding = asyncio.create_task(exposure.remind_of_exposure(config))
-    try:
-        await until_async(lambda: len(reminders(warnings_seen)) >= TIMES, DEADLINE_S)
-    finally:
-        reminding.cancel()
-        await asyncio.wait([reminding])
+    with exposure.reminding_of_exposure(config):
+        until(lambda: len(reminders(warnings_seen)) >= TIMES, within_s=DEADLINE_S)
 
 
-async def test_servers_of_this_machine_have_nothing_to_say(warnings_seen: list[str]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        await exposure.remind_of_exposure(InferenceConfig(model={"path": "model"}))
+def test_servers_of_this_machine_have_nothing_to_say(warnings_seen: list[str]) -> None:
+    num_threads = threading.active_count()
+    with exposure.reminding_of_exposure(InferenceConfig(model={"path": "model"})):
+        assert threading.active_count() == num_threads
     assert reminders(warnings_seen) == []
