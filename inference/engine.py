@@ -44,11 +44,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end every generation."""
-        ...
-
-    @property
     def failure(self) -> Exception | None:
         """Why the engine died; None while it lives."""
         ...
@@ -80,14 +75,6 @@ class Engine(Protocol):
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """Fetch and verify a publish, then swap it in between two decode steps. `location` is as `transport.location`
         spells it. Raises `WeightsRefused`: nothing changed."""
-        ...
-
-    async def stop(self, grace_s: float) -> None:
-        """Take no more jobs, give the open ones `grace_s` to finish, end the rest with `Unavailable`. Idempotent."""
-        ...
-
-    async def ended(self) -> None:
-        """Return when the engine has ended, by `stop` or by death."""
         ...
 
 

@@ -16,7 +16,6 @@ import uvloop
 from loguru import logger
 
 from inference.config import InferenceConfig
-from inference.engine import Engine
 from inference.exposure import reminding_of_exposure
 from inference.requests import max_body_bytes
 from inference.server.app import make_app
@@ -37,6 +36,7 @@ from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from inference.torch_engine.engine import TorchEngine
     from inference.torch_engine.start import StartEngine
 
 SERVICE = "inference"
@@ -97,7 +97,7 @@ async def _serve(
     logger.info("stopped")
 
 
-async def _load(config: InferenceConfig, state: ServerState) -> Engine:
+async def _load(config: InferenceConfig, state: ServerState) -> "TorchEngine":
     """Load in a thread, so that `/health` answers meanwhile; then open the engine to requests."""
     with state.health.waiting(f"the model in {config.model.path}"):
         start = await asyncio.to_thread(_load_torch_engine, config)
@@ -112,7 +112,7 @@ def _load_torch_engine(config: InferenceConfig) -> "StartEngine":
     return load_engine(config)
 
 
-async def until_stopped(engine: Engine, stop: asyncio.Event) -> None:
+async def until_stopped(engine: "TorchEngine", stop: asyncio.Event) -> None:
     """Return at a stop signal. Raises `ServiceError` if the engine dies first."""
     waits = [asyncio.create_task(stop.wait()), asyncio.create_task(engine.ended())]
     try:
@@ -125,7 +125,7 @@ async def until_stopped(engine: Engine, stop: asyncio.Event) -> None:
         raise ServiceError(f"the engine died: {engine.failure!r}")
 
 
-def _describe(engine: Engine) -> str:
+def _describe(engine: "TorchEngine") -> str:
     limits = engine.limits
     return (
         f"{limits.max_batch_size} sequences of up to {limits.max_model_len} tokens, digest {engine.served.digest[:8]}"

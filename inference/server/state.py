@@ -1,16 +1,19 @@
 """`ServerState`: what the routes share."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from inference.engine import Engine
 from inference.errors import Unavailable, UnknownModel
 from inference.requests import MAX_BODY_BYTES
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.metrics import ServerMetrics
 from runtime.health import Fact, Health
 from runtime.metrics import MetricLog
+
+if TYPE_CHECKING:
+    from inference.torch_engine.engine import TorchEngine
 
 
 @dataclass(slots=True)
@@ -26,10 +29,10 @@ class ServerState:
     max_body_bytes: int = MAX_BODY_BYTES
     """Larger requests are answered with 413."""
     metric_log: MetricLog | None = None
-    loaded: tuple[Engine, ChatTokenizer] | None = None
+    loaded: "tuple[TorchEngine, ChatTokenizer] | None" = None
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> "TorchEngine":
         """The engine. Raises `Unavailable` while the model loads."""
         if self.loaded is None:
             raise Unavailable("the model is still loading")

@@ -46,11 +46,6 @@ class Decoder:
         return self._table.num_running
 
     @property
-    def num_waiting(self) -> int:
-        """Sequences without a slot."""
-        return len(self._waiting)
-
-    @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
         return bool(self._waiting) or self.num_running > 0

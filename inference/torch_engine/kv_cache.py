@@ -16,11 +16,6 @@ class SlotCache:
         self._num_slots = num_slots
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the tensors made so far."""
-        return sum(tensor.nbytes for pair in self._layers.values() for tensor in pair)
-
     def layer(self, index: int, like_key: Tensor, like_value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer; made on first use, in the dtype and on the device of the given tensors."""
         if index not in self._layers:

@@ -59,12 +59,6 @@ class VllmEngine:
         self._num_prefilled = 0
         self._updating = asyncio.Lock()
         self._swapping = False
-        self._ended = asyncio.Event()
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """vLLM adds the model's own to every request by itself."""
-        return frozenset()
 
     @property
     def is_alive(self) -> bool:
@@ -152,14 +146,6 @@ class VllmEngine:
             raise Unavailable(f"the workers disagree: they hold {answers}, tokens are labelled {label}")
         return answers[0]
 
-    async def stop(self, grace_s: float) -> None:
-        """vLLM's server stops its engine itself."""
-        self._ended.set()
-
-    async def ended(self) -> None:
-        """See `Engine`."""
-        await self._ended.wait()
-
     async def _run(self, job: Job, adapter: LoadedAdapter | None) -> CompletionOutput:
         params = SamplingParams(
             max_tokens=min(job.max_tokens, self.limits.max_model_len - len(job.prompt)),
@@ -220,7 +206,6 @@ class VllmEngine:
 
     def _died(self, error: BaseException) -> Unavailable:
         self.failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
-        self._ended.set()
         return Unavailable(f"the engine died: {error!r}")
 
 
