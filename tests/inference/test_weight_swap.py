@@ -9,16 +9,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.errors import NonFiniteLogits, Unavailable, WeightsRefused
+from inference.errors import NonFiniteLogits, Unavailable
 from inference.generation import Completion, Job
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish
+from inference.torch_engine.weights import VerifiedWeights, read_publish
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
 from tests.support.models import make_model, publish, save_model, score
 from tests.support.waiting import until_async
 from transport.sample import VersionSpan
-from transport.weights import read_weight_manifest
 
 
 def job(prompt: list[int], max_tokens: int, gate: Gate | None = None) -> Job:
@@ -68,53 +67,11 @@ async def test_swap_in_flight_keeps_requests_and_every_span_is_exact(
     assert_spans_are_exact(models, [6, 6, 6], await other)
 
 
-async def test_requests_after_a_swap_are_of_the_new_version_only(engine: TorchEngine, tmp_path: Path) -> None:
-    new = make_model(1)
-    await engine.apply_weights(publish(tmp_path, new, 7), 7)
-    completion = await engine.generate(job([5, 6, 7], 20))
-    assert completion.versions == (VersionSpan(7, 0, 20),)
-    assert_spans_are_exact({7: new}, [5, 6, 7], completion)
-
-
-async def test_served_digest_is_of_the_tensors_in_the_model(
-    engine: TorchEngine, model: PreTrainedModel, tmp_path: Path
-) -> None:
-    assert engine.served.version == 0
-    assert engine.served.digest == model_digest(model)
-    path = publish(tmp_path, make_model(1), 3)
-    served = await engine.apply_weights(path, 3)
-    assert served == engine.served
-    assert served.digest == read_weight_manifest(path).digest != model_digest(model)
-
-
 async def test_untied_model_swaps_its_head_too(tmp_path: Path) -> None:
     old, new = make_model(4, tied=False), make_model(5, tied=False)
     async with running_engine(save_model(tmp_path / "model", old)) as engine:
         await engine.apply_weights(publish(tmp_path, new, 1), 1)
         assert_spans_are_exact({1: new}, [5, 6], await engine.generate(job([5, 6], 20)))
-
-
-async def test_older_version_can_be_served_again(engine: TorchEngine, model: PreTrainedModel, tmp_path: Path) -> None:
-    await engine.apply_weights(publish(tmp_path, make_model(1), 5), 5)
-    served = await engine.apply_weights(publish(tmp_path, model, 4), 4)
-    assert (served.version, served.digest) == (4, model_digest(model))
-
-
-async def test_refused_publish_leaves_requests_and_weights_alone(
-    engine: TorchEngine, model: PreTrainedModel, tmp_path: Path
-) -> None:
-    path = publish(tmp_path, make_model(1), 1)
-    shard = next(path.parent.glob("*.safetensors"))
-    data = bytearray(shard.read_bytes())
-    data[-3] ^= 1
-    shard.write_bytes(data)
-    task = asyncio.create_task(engine.generate(job([5, 6], 60)))
-    with pytest.raises(WeightsRefused, match="corrupt"):
-        await engine.apply_weights(path, 1)
-    assert (engine.served.version, engine.served.digest) == (0, model_digest(model))
-    completion = await task
-    assert completion.versions == (VersionSpan(0, 0, 60),)
-    assert_spans_are_exact({0: model}, [5, 6], completion)
 
 
 async def test_weights_with_nan_fail_requests_but_not_the_engine(
