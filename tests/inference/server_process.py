@@ -46,11 +46,6 @@ class ServerProcess(Server):
         report = json.loads(self.request("/health")[1])
         return int(report["running"]) + int(report["waiting"])
 
-    def wait(self) -> tuple[int, str]:
-        """Exit code and stderr of the ended process."""
-        errors = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, errors
-
 
 @contextmanager
 def server_process(folder: Path, model: Path, *args: str) -> Iterator[ServerProcess]:

@@ -23,7 +23,7 @@ def request(tokens: object = (1, 2, 3), dtype: str = "int32", **fields: object) 
 
 
 def test_request_becomes_a_job() -> None:
-    asked = request(temperature=0.5, top_p=0.9, seed=7, stop_token_ids=(4, 5))
+    asked = request(temperature=0.5, seed=7, stop_token_ids=(4, 5))
     job = job_of(decode_body(GENERATE, encode(asked)), LIMITS)
     assert job.prompt.tolist() == [1, 2, 3]
     assert (job.max_tokens, job.temperature, job.top_p, job.seed) == (5, 0.5, 1.0, 7)

@@ -13,7 +13,7 @@ from inference.server.state import STATE
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import ADMIN, running_client, running_engine
 from tests.inference.gate import held
-from tests.inference.tiny import make_model, publish
+from tests.support.models import make_model, publish
 from tests.support.waiting import until_async
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateRequest

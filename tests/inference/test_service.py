@@ -15,9 +15,8 @@ from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import model_digest
 from runtime.errors import ServiceError
 from runtime.exit_codes import ExitCode
-from runtime.run_dir import RunDir
 from tests.inference.server_process import ServerProcess, server_process
-from tests.inference.tiny import make_model, publish, score
+from tests.support.models import make_model, publish, score
 from tests.support.waiting import until
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
@@ -44,17 +43,17 @@ def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: 
         torch.testing.assert_close(torch.tensor(reply.logprobs.numpy()), expected, atol=1e-5, rtol=0)
         assert_watched(server, version=1, num_sampled=reply.token_ids.shape[0])
         answers = server.leave_requests(body(250), 8)
-        code, errors = server.terminate()
-    assert (code, "Traceback" in errors) == (0, False)
+        code = server.stop()
+    assert (code, "Traceback" in server.output) == (0, False)
     assert [answers.get(timeout=30)[0] for _ in range(8)] == [200] * 8
-    assert not (server.run_dir / "services" / "inference.json").exists()
-    [row] = [json.loads(line) for line in (server.run_dir / "metrics" / "inference.jsonl").read_text().splitlines()]
+    assert not (server.run_dir.services / "inference.json").exists()
+    [row] = [json.loads(line) for line in (server.run_dir.metrics / "inference.jsonl").read_text().splitlines()]
     assert row["step"] == 1
 
 
 def assert_watched(server: ServerProcess, version: int, num_sampled: int) -> None:
     """The health endpoint has both probes, and metrics of the engine and of its HTTP server."""
-    url = RunDir(server.run_dir).read_services()["inference"].addresses["health"]
+    url = server.run_dir.read_services()["inference"].addresses["health"]
     until(lambda: answer_of(url, "/metrics").count(f"tandem_inference_now_sampled_tokens {num_sampled}.0") == 1)
     assert answer_of(url, "/live") == answer_of(url, "/ready") == '{"status": "ok"}'
     for line in (
@@ -74,8 +73,7 @@ def answer_of(health_url: str, path: str) -> str:
 def test_request_that_outlasts_the_grace_is_told_so(tmp_path: Path, model_dir: Path) -> None:
     with server_process(tmp_path, model_dir, "--torch.max-batch-size", "1", "--server.grace-s", "0.1") as server:
         answers = server.leave_requests(body(250), 32)
-        code, _ = server.terminate()
-    assert code == 0
+        assert server.stop() == 0
     given_up = [answer for answer in (answers.get(timeout=30) for _ in range(32)) if answer[0] != 200]
     assert {status for status, _ in given_up} == {503}
     assert all(b"stopping" in reason for _, reason in given_up)

@@ -16,7 +16,7 @@ from inference.generation import Completion, Job, ScoreJob
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate, held
-from tests.inference.tiny import EOS, VOCAB_SIZE, make_model, save_model, score
+from tests.support.models import EOS, VOCAB_SIZE, make_model, save_model, score
 from tests.support.waiting import until_async
 
 

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient
 from transformers import PreTrainedModel
 
 from tests.inference.conftest import running_client, running_engine
-from tests.inference.tiny import score
+from tests.support.models import score
 from tests.support.waiting import until_async
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, GenerateReply, GenerateRequest

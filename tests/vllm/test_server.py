@@ -15,7 +15,7 @@ import pytest
 
 from inference.torch_engine.weights import model_digest
 from tests.inference.contract_server import Server, make_model, running_server, save_model
-from tests.inference.tiny import publish
+from tests.support.models import publish
 from tests.support.waiting import until
 from transport.generation import WEIGHTS_PATH, ApplyWeights
 

@@ -7,6 +7,7 @@ import pytest
 
 from inference import exposure
 from inference.config import InferenceConfig
+from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN
 from transport import server, weight_server

@@ -6,8 +6,7 @@ import urllib.request
 from pathlib import Path
 
 from runtime.run_dir import RunDir
-from tests.faults.exactly_once.fixed_run import free_port
-from tests.faults.exactly_once.nursery import Child, Nursery
+from tests.support.process import Process, free_port
 
 
 class EngineProcess:
