@@ -53,8 +53,12 @@ async def when_ready(act: Callable[[], Awaitable[_T]], timeout_s: float, what: s
         wait=wait_fixed(POLL_S),
         reraise=True,
     )
+
+    async def once() -> _T:  # tenacity awaits only what is declared `async`
+        return await act()
+
     try:
-        return await polling(act)
+        return await polling(once)
     except EngineError as error:
         raise EngineError(f"{what} is not ready after {timeout_s:g} s: {error}") from error
 
