@@ -35,7 +35,7 @@ from inference.torch_engine.weights import dtype_name, served_tensors, tensor_ha
 from transport.codec import encode
 from transport.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
 from transport.tensor import EncodedTensor
-from transport.weights import ShardEntry, TensorEntry, WeightManifest, hash_bytes, version_dir, weights_digest
+from transport.weights import ShardEntry, TensorEntry, WeightManifest, version_dir, weights_digest
 
 BATCHES = (1, 32, 128)
 PROMPT_TOKENS, NEW_TOKENS, VOCAB_SIZE = 34, 128, 48
@@ -78,7 +78,7 @@ def publish(root: Path, model: PreTrainedModel, version: int) -> Path:
         run_id="bench",
         version=version,
         tensors=entries,
-        shards=(ShardEntry(file=file, num_bytes=len(data), hash=hash_bytes(data)),),
+        shards=(ShardEntry(file=file, num_bytes=len(data)),),
         digest=weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in entries),
     )
     path = folder / "manifest.json"

@@ -5,7 +5,7 @@ the manifest and renames the folder into place:
 
     first rank      .v00000012.tmp/ with heads and room for all bytes
     every rank      its byte ranges                                    (after the first rank)
-    every rank      hashes of its share of tensors and files           (after all bytes are there)
+    every rank      hashes of its share of tensors                     (after all bytes are there)
     first rank      manifest.json, rename to v00000012/, retention     (after all hashes are there)
 """
 
@@ -117,10 +117,12 @@ class Publisher:
         return b""
 
     def _hash_share(self, staging: Path, shards: Iterable[ShardLayout], specs: dict[str, TensorEntry]) -> bytes:
-        """Hashes of every `world_size`-th tensor and file, by name."""
-        ranges = [piece for shard in shards for piece in _hashed_ranges(shard, specs)]
-        share = ranges[self._ranks.rank :: self._ranks.world_size]
-        return msgspec.json.encode({name: _hash_range(staging / file, span) for file, name, span in share})
+        """Hashes of every `world_size`-th tensor, by name."""
+        places = [(shard.file, name, start) for shard in shards for name, start in shard.starts.items()]
+        share = places[self._ranks.rank :: self._ranks.world_size]
+        return msgspec.json.encode(
+            {name: _hash_range(staging / file, slice(at, at + specs[name].num_bytes)) for file, name, at in share}
+        )
 
     def _reveal(self, staging: Path, manifest: WeightManifest) -> bytes:
         if self._ranks.is_first:
@@ -142,12 +144,6 @@ class Publisher:
         """Versions up to `newest` beyond the `keep` newest. Later ones are of before a crash and will be replaced."""
         folders = sorted(path for path in self._root.glob("v*") if path <= version_dir(self._root, newest))
         return folders[: -self._keep]
-
-
-def _hashed_ranges(shard: ShardLayout, specs: dict[str, TensorEntry]) -> list[tuple[str, str, slice]]:
-    """`(file, name, bytes)` of every tensor of the file, and of the file itself under its own name."""
-    tensors = [(shard.file, name, slice(at, at + specs[name].num_bytes)) for name, at in shard.starts.items()]
-    return [*tensors, (shard.file, shard.file, slice(0, shard.num_bytes))]
 
 
 def _hash_range(path: Path, span: slice) -> str:

@@ -36,7 +36,7 @@ def make_manifest(
     adapter: AdapterInfo | None,
     shards: Sequence[ShardLayout] = (),
 ) -> WeightManifest:
-    """The manifest of tensors as `spec_of` describes them; `hashes` has one entry per tensor and per file, if any."""
+    """The manifest of tensors as `spec_of` describes them; `hashes` has one entry per tensor."""
     files = {name: shard.file for shard in shards for name in shard.starts}
     tensors = tuple(
         msgspec.structs.replace(spec, shard=files.get(spec.name, ""), hash=hashes[spec.name]) for spec in specs
@@ -45,7 +45,7 @@ def make_manifest(
         run_id=run_id,
         version=version,
         tensors=tensors,
-        shards=tuple(ShardEntry(file=s.file, num_bytes=s.num_bytes, hash=hashes[s.file]) for s in shards),
+        shards=tuple(ShardEntry(file=shard.file, num_bytes=shard.num_bytes) for shard in shards),
         digest=publish_digest(tensors, adapter),
         adapter=adapter,
     )

@@ -44,8 +44,6 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     file: str
     num_bytes: int
-    hash: str
-    """xxh3_128 of the whole file."""
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +105,7 @@ class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
-    """The hash used for shards and tensors."""
+    """The hash used for tensors."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -142,7 +140,10 @@ def read_weight_manifest(path: Path) -> WeightManifest:
     except FileNotFoundError as error:
         raise WeightsError(f"no weight manifest at {path}: the publish is incomplete or was cleaned up") from error
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise WeightsError(f"weight manifest {path} does not decode: {error}") from error
+        raise WeightsError(
+            f"weight manifest {path} does not decode: {error} (if another version of this program wrote it: "
+            "the trainer publishes again when it starts)"
+        ) from error
     check_digest(manifest, str(path))
     return manifest
 

@@ -100,7 +100,7 @@ def offer() -> WeightOffer:
             run_id="golden",
             version=12,
             tensors=(TensorEntry(name="a.weight", dtype="float32", shape=(3, 2), shard="a.safetensors", hash="cd"),),
-            shards=(ShardEntry(file="a.safetensors", num_bytes=99, hash="ef"),),
+            shards=(ShardEntry(file="a.safetensors", num_bytes=99),),
             digest="ab",
         ),
         servers=("tcp://10.0.0.1:29700", "tcp://10.0.0.1:29701"),

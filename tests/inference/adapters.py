@@ -15,7 +15,6 @@ from transport.weights import (
     ShardEntry,
     TensorEntry,
     WeightManifest,
-    hash_bytes,
     publish_digest,
     version_dir,
 )
@@ -66,7 +65,7 @@ def publish_adapter(
         run_id=run_id,
         version=version,
         tensors=entries,
-        shards=(ShardEntry(file=file, num_bytes=len(data), hash=hash_bytes(data)),),
+        shards=(ShardEntry(file=file, num_bytes=len(data)),),
         digest=publish_digest(entries, info),
         adapter=info,
     )

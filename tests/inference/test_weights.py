@@ -14,7 +14,7 @@ from inference.errors import WeightsRefused
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import check_fits, model_digest, read_publish, served_tensors
 from tests.support.models import make_model, publish, save_model, write_manifest
-from transport.weights import WeightManifest, hash_bytes, read_weight_manifest
+from transport.weights import WeightManifest, read_weight_manifest
 
 
 def read(path: Path, version: int = 1, run_id: str = "default") -> None:
@@ -80,6 +80,17 @@ def test_bit_flip_in_a_shard_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+def test_head_that_swaps_two_tensors_is_refused(tmp_path: Path) -> None:
+    path = publish(tmp_path, make_model(), 1, num_shards=1)
+    data = first_shard(path).read_bytes()
+    first, second = b"layers.0.mlp.gate_proj", b"layers.1.mlp.gate_proj"
+    swapped = data.replace(first, b"<swap>").replace(second, first).replace(b"<swap>", second)
+    assert (len(swapped), swapped != data) == (len(data), True)
+    first_shard(path).write_bytes(swapped)
+    with pytest.raises(WeightsRefused, match=r"gate_proj\.weight of .* is corrupt"):
+        read(path)
+
+
 def test_torn_shard_is_refused(tmp_path: Path) -> None:
     path = publish(tmp_path, make_model(), 1)
     first_shard(path).write_bytes(first_shard(path).read_bytes()[:-100])
@@ -135,7 +146,7 @@ def test_shard_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     garbage = b"\xff" * 64
     first_shard(path).write_bytes(garbage)
     first = read_weight_manifest(path).shards[0]
-    honest = msgspec.structs.replace(first, num_bytes=len(garbage), hash=hash_bytes(garbage))
+    honest = msgspec.structs.replace(first, num_bytes=len(garbage))
     rewrite(path, lambda manifest: msgspec.structs.replace(manifest, shards=(honest, *manifest.shards[1:])))
     with pytest.raises(WeightsRefused, match="not a safetensors file"):
         read(path)

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from inference.torch_engine.weights import dtype_name, served_tensors, tensor_hash
-from transport.weights import ShardEntry, TensorEntry, WeightManifest, hash_bytes, version_dir, weights_digest
+from transport.weights import ShardEntry, TensorEntry, WeightManifest, version_dir, weights_digest
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>"]
 CHARACTERS = string.ascii_lowercase + string.digits + " .,!?:"
@@ -89,7 +89,7 @@ def publish(root: Path, model: PreTrainedModel, version: int, *, run_id: str = "
         part = dict(list(tensors.items())[index::num_shards])
         save_file(part, folder / file)
         data = (folder / file).read_bytes()
-        shards.append(ShardEntry(file=file, num_bytes=len(data), hash=hash_bytes(data)))
+        shards.append(ShardEntry(file=file, num_bytes=len(data)))
         entries += [_entry(name, tensor, file) for name, tensor in part.items()]
     digest = weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in entries)
     manifest = WeightManifest(

@@ -35,7 +35,7 @@ def manifest(**changes: object) -> WeightManifest:
         run_id="r",
         version=3,
         tensors=entries,
-        shards=(ShardEntry(file="model-1.safetensors", num_bytes=40, hash=hash_bytes(b"shard")),),
+        shards=(ShardEntry(file="model-1.safetensors", num_bytes=40),),
         digest=weights_digest((entry.name, entry.dtype, entry.shape, entry.hash) for entry in entries),
     )
     return msgspec.structs.replace(sound, **changes)
@@ -87,6 +87,16 @@ def test_torn_manifest_is_refused_with_its_path(tmp_path: Path, size: int) -> No
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(WeightsError, match=str(path)):
         read_weight_manifest(path)
+
+
+def test_manifest_of_an_older_version_is_refused_with_what_happens_next(tmp_path: Path) -> None:
+    path = written(tmp_path, manifest())
+    path.write_text(path.read_text().replace('"num_bytes":40', '"num_bytes":40,"hash":"ef"'))
+    with pytest.raises(
+        WeightsError, match=r"unknown field `hash`.*the trainer publishes again when it starts"
+    ) as raised:
+        read_weight_manifest(path)
+    assert str(path) in str(raised.value)
 
 
 def test_deeply_nested_manifest_is_refused(tmp_path: Path) -> None:
