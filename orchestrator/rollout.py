@@ -1,11 +1,11 @@
 """`Rollout`: what an environment gives back for one example, and `Failure`: why it did not.
 
-Tokens live in numpy arrays from the engine's reply to the wire; no list ever holds one number per token.
+Tokens live in numpy arrays from the engine's reply to the wire; no list ever holds one number per token. Environment
+workers send these types as they are (`envs/workers/messages.py`).
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -25,17 +25,15 @@ MAX_MESSAGE_CHARS = 2000
 """What is kept of the message of a failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
+class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One task of an environment. `example_id` is stable over restarts; `payload` is the adapter's own."""
 
     env_name: str
     example_id: str
-    payload: Any = field(repr=False)
+    payload: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One token sequence of a trajectory: exactly what the model saw and sampled. All arrays have the same length."""
 
     token_ids: Int32s
@@ -55,9 +53,14 @@ class Branch:
     token_types: UInt8s | None = None
     """1 where a token stands for a part of a picture; `None` without pictures. Sampled tokens are always 0."""
 
+    def __post_init__(self) -> None:
+        arrays = (self.token_ids, self.sampled, self.logprobs, self.observed, self.ref_logprobs, self.token_types)
+        shapes = [array.shape for array in arrays if array is not None]
+        if any(shape != (len(self.token_ids),) for shape in shapes):
+            raise ValueError(f"the arrays of a branch differ in their shapes: {shapes}")
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
+
+class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rollout"):
     """A finished, scored trajectory."""
 
     env_name: str
@@ -73,9 +76,9 @@ class Rollout:
     messages: tuple[dict[str, Any], ...]
     """The conversation, for people."""
     duration_s: float
-    sampling_args: Mapping[str, float | int] = field(default_factory=dict)
+    sampling_args: Mapping[str, float | int] = {}
     """How it was sampled: temperature, max_tokens, seed."""
-    columns: Mapping[str, msgspec.Raw] = field(default_factory=dict)
+    columns: Mapping[str, bytes] = {}
     """The environment's `state_columns`, as JSON."""
 
     @property
@@ -112,8 +115,7 @@ class FailureReason(StrEnum):
     """The orchestrator stopped it (shutdown, or its group cannot be used any more)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failure"):
     """A rollout that failed: data, not a crash. Whatever an environment raised, the message can be written down."""
 
     reason: FailureReason
@@ -122,7 +124,7 @@ class Failure:
     def __post_init__(self) -> None:
         # Names of files that are not UTF-8 come as lone surrogates, which neither JSON nor msgpack takes.
         short = self.message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
-        object.__setattr__(self, "message", short)
+        msgspec.structs.force_setattr(self, "message", short)
 
 
 def commonest_failure(failures: Sequence[Failure]) -> tuple[Failure, int]:

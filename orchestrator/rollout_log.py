@@ -64,7 +64,7 @@ def rollout_row(rollout: Rollout) -> dict[str, Any]:
         "state_columns": {
             "trajectory": [_branch(branch) for branch in rollout.branches],
             "sampling_args": rollout.sampling_args,
-            **rollout.columns,
+            **{name: msgspec.Raw(column) for name, column in rollout.columns.items()},
         },
     }
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from loguru import logger
 
 from orchestrator.acceptance import accept, lost_tries
@@ -163,7 +164,7 @@ class Scheduler:
                 break
             for offset, failure in enumerate(lost):
                 self._collector.retry(ticket, request.index + offset, failure)
-            again = dataclasses.replace(request, seed=retry_seed(request.seed, num_tries))
+            again = msgspec.structs.replace(request, seed=retry_seed(request.seed, num_tries))
             results = await self._try(ticket, env.adapter, again)
         if env.config.drops_groups and not self._leave(ticket.key, request.index):
             return  # cancelled, accounted for, and came back all the same

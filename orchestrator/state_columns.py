@@ -21,20 +21,20 @@ def saved_columns(extra: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*REQUIRED_COLUMNS, *extra)))
 
 
-def read_columns(env_name: str, extra: Sequence[str], state: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
+def read_columns(env_name: str, extra: Sequence[str], state: Mapping[str, Any]) -> dict[str, bytes]:
     """The columns that come from the state, as JSON. Raises `StateColumnError` with the column's name."""
     names = [name for name in saved_columns(extra) if name not in REQUIRED_COLUMNS]
     return {name: _encode(env_name, name, state) for name in names}
 
 
-def _encode(env_name: str, name: str, state: Mapping[str, Any]) -> msgspec.Raw:
+def _encode(env_name: str, name: str, state: Mapping[str, Any]) -> bytes:
     if name not in state:
         known = ", ".join(sorted(state)) or "no fields"
         raise StateColumnError(
             f"env {env_name!r}: its state has no column {name!r} (it has {known}); change envs[].state_columns"
         )
     try:
-        return msgspec.Raw(msgspec.json.encode(state[name], enc_hook=_plain))
+        return msgspec.json.encode(state[name], enc_hook=_plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise StateColumnError(
             f"env {env_name!r}: state column {name!r} cannot be saved as JSON ({error}); change envs[].state_columns"

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Mapping
 
-import msgspec
-
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.gateway.session import AnySession
@@ -27,7 +25,7 @@ def scored(
     reward: float,
     metrics: Mapping[str, float | None],
     duration_s: float,
-    columns: Mapping[str, msgspec.Raw],
+    columns: Mapping[str, bytes],
 ) -> Rollout:
     """The session as a rollout with this reward. Whether it can be trained on is for `acceptance.py` to say."""
     return Rollout(

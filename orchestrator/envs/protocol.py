@@ -1,14 +1,14 @@
 """The protocol between the scheduler and an environment adapter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from orchestrator.rollout import Example, Failure, Rollout
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRequest:
+class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Run one rollout of `example`, or a whole group where the environment scores jointly."""
 
     example: Example

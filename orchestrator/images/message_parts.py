@@ -8,7 +8,6 @@ import base64
 import binascii
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import xxhash
@@ -46,34 +45,10 @@ def digest_of(url: str) -> str:
     return xxhash.xxh3_128_hexdigest(url.encode())
 
 
-def num_pixels(url: str) -> int:
-    """How large the picture in a `data:` URL is; it is not decoded. Raises `ImageError`."""
-    with _explained():
-        image = _opened(url)
-    return image.width * image.height
-
-
 def decoded(url: str) -> Image.Image:
-    """The picture in a `data:` URL, upright. Raises `ImageError`."""
-    with _explained():
-        return ImageOps.exif_transpose(_opened(url))
-
-
-def _opened(url: str) -> Image.Image:
-    head, comma, body = url.partition(",")
-    if not (head.startswith("data:image/") and head.endswith(";base64") and comma):
-        raise ImageError(f"a picture must be a base64 data URL, got {url[:40]!r}: nothing is fetched")
-    image = Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=FORMATS)
-    if image.width * image.height > MAX_PIXELS:
-        raise ImageError(f"a picture of {image.width}x{image.height} is larger than {MAX_PIXELS} pixels")
-    return image
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Whatever Pillow raises is an `ImageError`."""
+    """The picture in a `data:` URL, upright. Raises `ImageError`, whatever Pillow raises."""
     try:
-        yield
+        return ImageOps.exif_transpose(_opened(url))
     except ImageError:
         raise
     except (
@@ -85,6 +60,16 @@ def _explained() -> Iterator[None]:
         Image.DecompressionBombError,
     ) as error:
         raise ImageError(f"a picture cannot be read ({', '.join(FORMATS)} can): {error}") from error
+
+
+def _opened(url: str) -> Image.Image:
+    head, comma, body = url.partition(",")
+    if not (head.startswith("data:image/") and head.endswith(";base64") and comma):
+        raise ImageError(f"a picture must be a base64 data URL, got {url[:40]!r}: nothing is fetched")
+    image = Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageError(f"a picture of {image.width}x{image.height} is larger than {MAX_PIXELS} pixels")
+    return image
 
 
 def _parts(message: Message) -> Iterator[Mapping[str, Any]]:

@@ -1,14 +1,14 @@
 """`Pictures`: one or more pictures as the model's vision tower takes them."""
 
-from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
+import msgspec
 import numpy as np
 
 from transport.tensor import EncodedTensor
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Pictures:
+class Pictures(msgspec.Struct, frozen=True, eq=False, weakref=True, forbid_unknown_fields=True):
     """Patches of pictures in the order of their placeholders. Shared, never copied: do not change the arrays."""
 
     digests: tuple[str, ...]
@@ -17,6 +17,10 @@ class Pictures:
     """float32[P, D]: all patches of all pictures."""
     image_grid_thw: EncodedTensor
     """int64[N, 3]: time, height and width of each picture, in patches."""
+
+    def __post_init__(self) -> None:
+        for tensor in self.mm_kwargs.values():
+            tensor.check()
 
     @property
     def mm_kwargs(self) -> dict[str, EncodedTensor]:
@@ -28,6 +32,10 @@ class Pictures:
         """Patches of each picture."""
         counts: list[int] = self.image_grid_thw.numpy().prod(axis=1).tolist()
         return counts
+
+
+PictureShelf = WeakValueDictionary[tuple[str, ...], Pictures]
+"""Pictures that somebody holds, by their digests: equal digests are equal pictures. It keeps nothing alive."""
 
 
 def joined(parts: "list[Pictures]") -> Pictures:

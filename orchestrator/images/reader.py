@@ -10,17 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.images.message_parts import Message, decoded, digest_of, image_urls, num_pixels, with_digests
+from orchestrator.images.message_parts import Message, decoded, digest_of, image_urls, with_digests
 from orchestrator.images.patches import PatchMaker
-from orchestrator.images.pictures import Pictures, joined
+from orchestrator.images.pictures import Pictures, PictureShelf, joined
 from orchestrator.images.placeholders import Placeholders
-from orchestrator.images.shelf import PictureShelf
 from transport.tensor import EncodedTensor
-
-SMALL_URL_CHARS = 1 << 16
-SMALL_PIXELS = 1 << 16
-"""Pictures up to these sizes are processed on the spot; larger ones leave the event loop, one at a time. Both count: a
-few kilobytes may be a picture of many megapixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +32,8 @@ class ImageReader:
     def __init__(self, maker: PatchMaker, placeholders: Placeholders) -> None:
         self.placeholders = placeholders
         self._maker = maker
-        self._shelf = PictureShelf()
+        self.shelf = PictureShelf()
         self._working = asyncio.Lock()
-
-    @property
-    def num_held(self) -> int:
-        """Pictures, and rows of pictures, that somebody holds."""
-        return len(self._shelf)
 
     async def read(self, messages: Sequence[Message]) -> Seen:
         """Process what is not held yet. Raises `ImageError`."""
@@ -58,18 +47,19 @@ class ImageReader:
     def join(self, parts: Sequence[Pictures]) -> Pictures:
         """All pictures of `parts`, in order. Equal rows of pictures share their memory."""
         key = tuple(digest for part in parts for digest in part.digests)
-        held = self._shelf.find(key)
-        return held if held is not None else self._shelf.hold(joined(list(parts)))
+        held = self.shelf.get(key)
+        return held if held is not None else self._hold(joined(list(parts)))
 
     async def _picture(self, digest: str, url: str) -> Pictures:
-        held = self._shelf.find((digest,))
-        if held is not None:
+        """Processed off the event loop, one at a time."""
+        if (held := self.shelf.get((digest,))) is not None:
             return held
-        if len(url) <= SMALL_URL_CHARS and num_pixels(url) <= SMALL_PIXELS:
-            return self._shelf.hold(self._process(digest, url))
         async with self._working:
-            held = self._shelf.find((digest,))
-            return held if held is not None else self._shelf.hold(await asyncio.to_thread(self._process, digest, url))
+            held = self.shelf.get((digest,))
+            return held if held is not None else self._hold(await asyncio.to_thread(self._process, digest, url))
+
+    def _hold(self, pictures: Pictures) -> Pictures:
+        return self.shelf.setdefault(pictures.digests, pictures)
 
     def _process(self, digest: str, url: str) -> Pictures:
         cut = self._maker.cut(decoded(url))

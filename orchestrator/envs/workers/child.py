@@ -16,12 +16,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from orchestrator.config import EnvConfig
 from orchestrator.engines.chat_model import Model
 from orchestrator.envs.loading import load_env
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.envs.workers.frames import FrameLink, receive_blocking
 from orchestrator.envs.workers.messages import (
     BEAT_S,
@@ -41,7 +42,6 @@ from orchestrator.envs.workers.messages import (
     encode_frame,
 )
 from orchestrator.envs.workers.remote import RemoteChat, RemoteDesk, RemoteGenerator
-from orchestrator.envs.workers.rollout_frames import to_frames
 from orchestrator.errors import WorkerLinkError
 from orchestrator.rollout import Failure, FailureReason
 from orchestrator.scheduler import call_adapter
@@ -96,25 +96,16 @@ class WorkerProgram:
                 pass  # a stop that comes after the end
 
     async def _run(self, link: "FrameLink[ToWorker]", run: Run) -> None:
-        request = RolloutRequest(
-            example=self._adapter.examples[run.example],
-            group_id=run.group_id,
-            index=run.index,
-            group_size=run.group_size,
-            seed=run.seed,
-            temperature=run.temperature,
-            max_tokens=run.max_tokens,
-            timeout_s=run.timeout_s,
-        )
+        request = msgspec.structs.replace(run.request, example=self._adapter.examples[run.request.example.payload])
         try:
             results = await call_adapter(self._adapter, request)
-            link.send(Done(id=run.id, results=to_frames(results)))
+            link.send(Done(id=run.id, results=tuple(results)))
         except ServiceError as error:
             link.send(Broken(id=run.id, reason=str(error)))
         except WorkerLinkError as error:
-            failure = Failure(FailureReason.ENV_ERROR, f"{run.group_id}#{run.index}: {error}")
-            num_results = run.group_size if self._adapter.scores_jointly else 1
-            link.send(Done(id=run.id, results=to_frames([failure] * num_results)))
+            failure = Failure(FailureReason.ENV_ERROR, f"{request.group_id}#{request.index}: {error}")
+            num_results = request.group_size if self._adapter.scores_jointly else 1
+            link.send(Done(id=run.id, results=(failure,) * num_results))
 
 
 async def _beat(link: "FrameLink[ToWorker]") -> None:

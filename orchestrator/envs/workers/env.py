@@ -26,7 +26,7 @@ from orchestrator.envs.workers.messages import FROM_WORKER, FromWorker, Ready, R
 from orchestrator.envs.workers.process import COMMAND, END_S, WorkerModel, WorkerProcess
 from orchestrator.envs.workers.worker import BLOCKED_S, Worker, WorkerGone, least_busy
 from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
-from orchestrator.images.shelf import PictureShelf
+from orchestrator.images.pictures import PictureShelf
 from orchestrator.rollout import Example, Failure, FailureReason, Rollout
 from runtime.errors import UserError
 

@@ -6,19 +6,22 @@
     orchestrator ──Answer | ChatAnswer | NoAnswer──▶ worker
     worker ──Beat──▶                                               every `BEAT_S`, while its event loop turns
 
-A frame is four bytes of length (little-endian) and a msgpack message. Arrays are `EncodedTensor`s.
+A frame is four bytes of length (little-endian) and a msgpack message. Arrays travel as `EncodedTensor`s. What an
+environment puts into the messages of a rollout is its own affair: what msgpack does not know is sent as text.
 """
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
+import numpy as np
 
 from orchestrator.engines.chat_model import ChatAsk, ChatReply
+from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import WorkerLinkError
-from orchestrator.rollout import FailureReason
+from orchestrator.rollout import Failure, Rollout
+from transport.errors import CodecError
 from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.tensor import Array, EncodedTensor
 
 MAX_FRAME_BYTES = 256 * 2**20
 """A longer frame ends the worker that sends it."""
@@ -45,17 +48,10 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """A `RolloutRequest`; `example` is a position in the environment's examples."""
+    """Play `request`, whose example's payload is a position in the environment's examples."""
 
     id: int
-    example: int
-    group_id: str
-    index: int
-    group_size: int
-    seed: int
-    temperature: float
-    max_tokens: int
-    timeout_s: float
+    request: RolloutRequest
 
 
 class Stop(_Message, frozen=True, tag="stop"):
@@ -119,48 +115,11 @@ class Drop(_Message, frozen=True, tag="drop"):
     id: int
 
 
-class BranchFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A `Branch` on its way."""
-
-    token_ids: EncodedTensor
-    sampled: EncodedTensor
-    logprobs: EncodedTensor
-    versions: tuple[VersionSpan, ...]
-    observed: EncodedTensor | None = None
-    ref_logprobs: EncodedTensor | None = None
-    picture_digests: tuple[str, ...] = ()
-    mm_kwargs: dict[str, EncodedTensor] = {}
-    token_types: EncodedTensor | None = None
-
-
-class RolloutFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="rollout"):
-    """A `Rollout` on its way. `messages` and `columns` are JSON."""
-
-    env_name: str
-    example_id: str
-    reward: float
-    branches: tuple[BranchFrame, ...]
-    temperature: float
-    is_truncated: bool
-    metrics: dict[str, float]
-    messages: bytes
-    duration_s: float
-    sampling_args: dict[str, float | int]
-    columns: dict[str, bytes]
-
-
-class FailureFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="failure"):
-    """A `Failure` on its way."""
-
-    reason: FailureReason
-    message: str
-
-
 class Done(_Message, frozen=True, tag="done"):
     """Run `id` has ended."""
 
     id: int
-    results: tuple[RolloutFrame | FailureFrame, ...]
+    results: tuple[Rollout | Failure, ...]
 
 
 class Broken(_Message, frozen=True, tag="broken"):
@@ -178,14 +137,33 @@ ToWorker = Load | Run | Stop | Answer | ChatAnswer | NoAnswer
 FromWorker = Ready | Refused | Ask | AskChat | Drop | Done | Broken | Beat
 
 _T = TypeVar("_T")
-_encoder = msgspec.msgpack.Encoder()
+
+
+def _encode_foreign(value: Any) -> EncodedTensor | str:
+    return EncodedTensor.of(value) if isinstance(value, np.ndarray) else str(value)
+
+
+def _decode_array(kind: Any, value: Any) -> Array:
+    """The array of type `kind` (`numpy.ndarray[shape, numpy.dtype[scalar]]`). It is a copy: it keeps no frame alive."""
+    array = msgspec.convert(value, EncodedTensor).numpy()
+    (scalar,) = get_args(get_args(kind)[1])
+    if array.dtype != scalar:
+        raise ValueError(f"an array of {array.dtype} in the place of one of {np.dtype(scalar)}")
+    return array
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_foreign)
 TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker, dec_hook=_decode_array)
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
-    """Head and body. Raises `WorkerLinkError` if the message is larger than the other side accepts."""
-    body = _encoder.encode(message)
+    """Head and body. Raises `WorkerLinkError` if the message cannot be encoded, or is larger than the other side
+    accepts."""
+    try:
+        body = _encoder.encode(message)
+    except (CodecError, ValueError, OverflowError, RecursionError) as error:
+        raise WorkerLinkError(f"a message cannot be sent: {error}") from error
     return frame_head(len(body)) + body
 
 
@@ -206,10 +184,5 @@ def decode_frame(decoder: "msgspec.msgpack.Decoder[_T]", body: bytes) -> _T:
     """Raises `WorkerLinkError` for what is not a message."""
     try:
         return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except (CodecError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise WorkerLinkError(f"a message does not decode: {error}") from error
-
-
-def plain_json(value: Any) -> bytes:
-    """What an environment puts into messages is its own affair: what JSON does not know is written as text."""
-    return msgspec.json.encode(value, enc_hook=str)

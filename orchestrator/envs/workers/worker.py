@@ -5,6 +5,9 @@ import itertools
 import time
 from collections.abc import Sequence
 
+import msgspec
+import xxhash
+
 from orchestrator.engines.chat_model import ChatModel, Model
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
@@ -23,12 +26,12 @@ from orchestrator.envs.workers.messages import (
     Stop,
 )
 from orchestrator.envs.workers.process import WorkerProcess
-from orchestrator.envs.workers.rollout_frames import detached, from_frames
 from orchestrator.errors import WorkerLinkError
-from orchestrator.images.pictures import Pictures
-from orchestrator.images.shelf import PictureShelf
+from orchestrator.images.pictures import Pictures, PictureShelf
 from orchestrator.rollout import Failure, Rollout
 from runtime.errors import UserError
+from transport.errors import CodecError
+from transport.generation import GenerateRequest
 
 BLOCKED_S = 3.0
 """Seconds of silence after which a worker's event loop is taken to be blocked."""
@@ -75,7 +78,7 @@ class Worker:
         results: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         self._runs[run_id] = results
         try:
-            self._link.send(_order(run_id, request))
+            self._link.send(Run(id=run_id, request=request))
             return await results
         finally:
             del self._runs[run_id]
@@ -108,14 +111,16 @@ class Worker:
     def _take(self, tasks: asyncio.TaskGroup, message: FromWorker) -> None:
         match message:
             case Ask():
-                ask, pictures = detached(message, self._shelf)
+                request, pictures = _without_frame(message.request, self._shelf)
+                ask = Ask(id=message.id, request=request)
                 self._asks[ask.id] = tasks.create_task(self._answer(ask, pictures))
             case AskChat():
                 self._asks[message.id] = tasks.create_task(self._answer(message))
             case Drop() if message.id in self._asks:
                 self._asks[message.id].cancel()
             case Done() if self._is_awaited(message.id):
-                self._runs[message.id].set_result(from_frames(message.results, self._shelf))
+                results = [_with_shared_pictures(result, self._shelf) for result in message.results]
+                self._runs[message.id].set_result(results)
             case Broken() if self._is_awaited(message.id):
                 self._runs[message.id].set_exception(UserError(message.reason))
             case _:
@@ -153,15 +158,30 @@ def least_busy(workers: Sequence[Worker]) -> Worker:
     return min(workers, key=lambda worker: (worker.silent_s > BLOCKED_S, worker.num_in_flight))
 
 
-def _order(run_id: int, request: RolloutRequest) -> Run:
-    return Run(
-        id=run_id,
-        example=request.example.payload,
-        group_id=request.group_id,
-        index=request.index,
-        group_size=request.group_size,
-        seed=request.seed,
-        temperature=request.temperature,
-        max_tokens=request.max_tokens,
-        timeout_s=request.timeout_s,
-    )
+def _without_frame(request: GenerateRequest, shelf: PictureShelf) -> tuple[GenerateRequest, Pictures | None]:
+    """`request` without the frame it came in, and the pictures in it, shared with all who have the same."""
+    if not request.mm_kwargs:
+        return request, None
+    digest = xxhash.xxh3_128()
+    for name in sorted(request.mm_kwargs):
+        digest.update(request.mm_kwargs[name].data)
+    try:
+        pictures = Pictures((digest.hexdigest(),), **request.mm_kwargs)
+    except (CodecError, TypeError) as error:
+        raise WorkerLinkError(f"the pictures of a message do not make sense: {error}") from error
+    pictures = shelf.setdefault(pictures.digests, pictures)
+    text = msgspec.msgpack.encode(msgspec.structs.replace(request, mm_kwargs={}))
+    copied = msgspec.msgpack.decode(text, type=GenerateRequest)
+    return msgspec.structs.replace(copied, mm_kwargs=pictures.mm_kwargs), pictures
+
+
+def _with_shared_pictures(result: Rollout | Failure, shelf: PictureShelf) -> Rollout | Failure:
+    if isinstance(result, Failure) or all(branch.pictures is None for branch in result.branches):
+        return result
+    branches = [
+        branch
+        if branch.pictures is None
+        else msgspec.structs.replace(branch, pictures=shelf.setdefault(branch.pictures.digests, branch.pictures))
+        for branch in result.branches
+    ]
+    return msgspec.structs.replace(result, branches=tuple(branches))

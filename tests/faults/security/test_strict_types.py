@@ -36,13 +36,13 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     inner: dict[str, tuple[Lenient | None, ...]] | None = None
 
 
-def structs(kind: inspect.Type) -> set[type[msgspec.Struct]]:
-    """Every struct within `kind`."""
-    found: set[type[msgspec.Struct]] = set()
+def structs(kind: inspect.Type) -> set[type]:
+    """Every struct and dataclass within `kind`."""
+    found: set[type] = set()
     waiting: list[object] = [kind]
     while waiting:
         match waiting.pop():
-            case inspect.StructType(cls=cls, fields=fields):
+            case inspect.StructType(cls=cls, fields=fields) | inspect.DataclassType(cls=cls, fields=fields):
                 if cls not in found:
                     found.add(cls)
                     waiting += [field.type for field in fields]
@@ -54,7 +54,12 @@ def structs(kind: inspect.Type) -> set[type[msgspec.Struct]]:
 
 
 def lenient(kind: inspect.Type) -> list[str]:
-    return sorted(each.__name__ for each in structs(kind) if not each.__struct_config__.forbid_unknown_fields)
+    return sorted(each.__name__ for each in structs(kind) if not is_strict(each))
+
+
+def is_strict(kind: type) -> bool:
+    """Dataclasses cannot be."""
+    return issubclass(kind, msgspec.Struct) and kind.__struct_config__.forbid_unknown_fields
 
 
 @pytest.mark.parametrize("name", WIRE)

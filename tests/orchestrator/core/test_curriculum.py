@@ -1,7 +1,6 @@
 """Curricula: what is drawn, that timing and kills do not change it, and what a run makes of it."""
 
 import asyncio
-import dataclasses
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -208,7 +207,7 @@ class HalfEasyEnv(ToyEnv):
             self._stop.set()
         (result,) = await super().run(request)
         assert isinstance(result, Rollout)
-        return [result if request.example.payload % 2 else dataclasses.replace(result, reward=1.0)]
+        return [result if request.example.payload % 2 else msgspec.structs.replace(result, reward=1.0)]
 
 
 def curriculum_config(folder: Path, **changes: Any) -> OrchestratorConfig:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.advantages import make_advantage
 from orchestrator.advantages.config import GrpoAdvantageConfig
@@ -84,7 +85,7 @@ def test_failed_tries_count_as_failures_of_rollouts_that_were_dispatched() -> No
 def test_rollouts_that_no_policy_sampled_have_no_staleness_and_no_advantage() -> None:
     scored = group("copy", 0, [0.0, 1.0])
     rollouts = tuple(
-        dataclasses.replace(r, branches=tuple(dataclasses.replace(b, versions=()) for b in r.branches))
+        replace(r, branches=tuple(replace(b, versions=()) for b in r.branches))
         for r in scored.group.results
         if isinstance(r, Rollout)
     )
@@ -132,7 +133,7 @@ def test_every_key_has_three_parts_and_every_value_is_a_number() -> None:
 
 def test_numbers_of_the_environment_become_metrics() -> None:
     scored = group("copy", 0, [0.0, 1.0])
-    rollouts = tuple(dataclasses.replace(r, metrics={"exact": r.reward}) for r in scored.group.results)  # type: ignore[type-var]
+    rollouts = tuple(replace(r, metrics={"exact": r.reward}) for r in scored.group.results)  # type: ignore[type-var]
     cut = Cut(1, (score(FinalGroup(scored.group.ticket, rollouts), GRPO),), Done(1))  # type: ignore[arg-type]
     assert step_metrics(cut, TIMES)["metric_exact/copy/mean"] == 0.5
 
@@ -192,7 +193,7 @@ def test_rollouts_are_written_whole_and_replaced_when_cut_again(tmp_path: Path) 
 
 
 def test_messages_that_json_does_not_know_are_written_as_text(tmp_path: Path) -> None:
-    strange = dataclasses.replace(make_rollout(), messages=({"role": "tool", "content": Path("/x"), "set": {1}},))
+    strange = replace(make_rollout(), messages=({"role": "tool", "content": Path("/x"), "set": {1}},))
     ticket = Ticket(GroupKey("copy", "0", 0), 0, 1, False, 0)
     RolloutLog(tmp_path).write(Cut(1, (score(FinalGroup(ticket, (strange,)), GRPO),), Done(1)))
     row = json.loads(rollout_log_path(tmp_path, 1).read_text())

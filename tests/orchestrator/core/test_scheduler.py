@@ -1,11 +1,11 @@
 """Scheduler, collector and the border where results come in."""
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchestrator import scheduler as scheduler_module
@@ -259,5 +259,5 @@ def test_failures_pass_as_they_are() -> None:
 
 
 def test_sound_rollouts_pass_untouched() -> None:
-    rollout = dataclasses.replace(make_rollout(0.5), is_truncated=True)
+    rollout = msgspec.structs.replace(make_rollout(0.5), is_truncated=True)
     assert accept([rollout], 1, version=0)[0] is rollout

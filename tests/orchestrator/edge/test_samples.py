@@ -1,5 +1,4 @@
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 
@@ -87,7 +86,7 @@ def stream(sample: TrainingSample, name: str) -> list[float] | None:
 def make_two_turns() -> Branch:
     """Two prompt tokens, a reply of two, an answer of two by the environment, a reply of one."""
     branch = make_branch([False, False, True, True, False, False, True])
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         branch,
         observed=np.array([False, False, False, False, True, True, False]),
         ref_logprobs=-np.arange(7, dtype=np.float32),

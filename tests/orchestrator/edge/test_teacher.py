@@ -1,15 +1,14 @@
 """Teachers over real HTTP: found at start-up, bounded, retried, and their failures are data."""
 
 import asyncio
-import dataclasses
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from orchestrator.algorithms.config import TeacherConfig
 from orchestrator.algorithms.taught_env import PlayedEnv, ScoredEnv
@@ -145,7 +144,7 @@ async def test_what_a_teacher_generates_names_no_version_of_ours() -> None:
         generated = await teacher.generate(ask(3))
         assert generated.versions == ()
         same = await server.engine.generate(ask(3))
-    assert msgspec.structs.replace(same, versions=()) == generated
+    assert replace(same, versions=()) == generated
 
 
 async def test_a_closed_teacher_says_so() -> None:
@@ -191,8 +190,8 @@ def rollout_request(timeout_s: float = 5.0) -> RolloutRequest:
 
 async def test_finished_rollouts_get_the_teachers_view_of_every_trained_branch() -> None:
     rollout = make_rollout()
-    context_only = dataclasses.replace(rollout.branches[0], sampled=np.zeros(5, np.bool_))
-    env = FixedEnv(dataclasses.replace(rollout, temperature=0.5, branches=(*rollout.branches, context_only)), ENV_ERROR)
+    context_only = replace(rollout.branches[0], sampled=np.zeros(5, np.bool_))
+    env = FixedEnv(replace(rollout, temperature=0.5, branches=(*rollout.branches, context_only)), ENV_ERROR)
     async with serving(EngineServer(scores=scores)) as server, taught(server) as teacher:
         adapter = ScoredEnv(env, teacher)
         await adapter.start()

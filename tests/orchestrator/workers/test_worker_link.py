@@ -4,22 +4,36 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.workers.frames import FrameLink
-from orchestrator.envs.workers.messages import FROM_WORKER, TO_WORKER, Answer, Broken, Done, RolloutFrame, ToWorker
+from orchestrator.envs.workers.messages import (
+    FROM_WORKER,
+    HEAD_BYTES,
+    TO_WORKER,
+    Answer,
+    Broken,
+    Done,
+    ToWorker,
+    decode_frame,
+    encode_frame,
+)
 from orchestrator.envs.workers.process import WorkerProcess
 from orchestrator.envs.workers.worker import Worker, WorkerGone
-from orchestrator.images.shelf import PictureShelf
-from orchestrator.rollout import Example
+from orchestrator.errors import WorkerLinkError
+from orchestrator.images.pictures import PictureShelf
+from orchestrator.rollout import Example, Rollout
 from runtime.errors import UserError
+from tests.orchestrator.core.builders import make_rollout
 from tests.support.waiting import until_async
 from transport.generation import GenerateReply
-from transport.tensor import EncodedTensor
+from transport.tensor import Array, EncodedTensor
 
 PATIENCE_S = 30.0
 REQUEST = RolloutRequest(
@@ -81,26 +95,46 @@ async def test_run_that_is_over_does_not_hear_of_it_twice() -> None:
         assert await serving == ""
 
 
-async def test_rollout_whose_messages_make_no_sense_costs_the_worker() -> None:
-    frame = RolloutFrame(
-        env_name="toy",
-        example_id="0",
-        reward=0.0,
-        branches=(),
-        temperature=1.0,
-        is_truncated=False,
-        metrics={},
-        messages=b"{",
-        duration_s=0.0,
-        sampling_args={},
-        columns={},
-    )
+def rollout_with(**arrays: Array) -> Rollout:
+    rollout = make_rollout(length=3)
+    for name, array in arrays.items():
+        msgspec.structs.force_setattr(rollout.branches[0], name, array)
+    return rollout
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        pytest.param(rollout_with(logprobs=np.zeros(5)), id="another dtype"),
+        pytest.param(rollout_with(sampled=np.zeros(4, np.bool_)), id="another length"),
+        pytest.param(rollout_with(token_ids=np.zeros((1, 5), np.int32)), id="another shape"),
+        pytest.param({"type": "rollout"}, id="no fields"),
+    ],
+)
+async def test_rollout_that_makes_no_sense_costs_the_worker(rollout: Rollout) -> None:
     async with worker_and_peer() as (worker, peer), asyncio.timeout(PATIENCE_S):
         run = asyncio.create_task(worker.run(REQUEST))
         await until_async(lambda: worker.num_in_flight == 1, PATIENCE_S)
-        peer.send(Done(id=0, results=(frame,)))
+        peer.send(Done(id=0, results=(rollout,)))
         problem = await worker.serve()
-        assert "do not decode" in problem
+        assert "does not decode" in problem
         await worker.end(0.0, problem)
-        with pytest.raises(WorkerGone, match="do not decode"):
+        with pytest.raises(WorkerGone, match="does not decode"):
             await run
+
+
+def test_what_an_environment_puts_into_messages_is_sent_as_text() -> None:
+    said = {"role": "tool", "content": Path("/x"), "numbers": {1: 2.5, "all": [None, np.float32(0.5)]}}
+    rollout = msgspec.structs.replace(make_rollout(), messages=(said,))
+    done = decode_frame(FROM_WORKER, encode_frame(Done(id=0, results=(rollout,)))[HEAD_BYTES:])
+    assert isinstance(done, Done)
+    (arrived,) = done.results
+    assert isinstance(arrived, Rollout)
+    assert arrived.messages == ({"role": "tool", "content": "/x", "numbers": {1: 2.5, "all": [None, "0.5"]}},)
+
+
+@pytest.mark.parametrize("content", ["\udc80", 2**64, np.array(["a"])], ids=["surrogate", "integer", "array"])
+def test_message_that_cannot_be_sent_is_an_error_with_its_reason(content: object) -> None:
+    rollout = msgspec.structs.replace(make_rollout(), messages=({"content": content},))
+    with pytest.raises(WorkerLinkError, match="cannot be sent"):
+        encode_frame(Done(id=0, results=(rollout,)))
