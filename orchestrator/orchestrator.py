@@ -32,6 +32,7 @@ from contextlib import AsyncExitStack
 from loguru import logger
 
 from orchestrator.admission import AdmissionRule
+from orchestrator.algorithms.loading import AnyTeacher
 from orchestrator.batcher import Batcher, CutWriter
 from orchestrator.canary import canary_check
 from orchestrator.collector import Collector
@@ -82,12 +83,14 @@ class Orchestrator:
         health: Health,
         metrics: MetricLog,
         eval_adapters: Sequence[EnvAdapter] = (),
+        teachers: Sequence[AnyTeacher] = (),
         more_facts: Callable[[], Mapping[str, Fact]] = dict,
     ) -> None:
         self._config = config
         self._engine = engine
         self._adapters = adapters
         self._eval_adapters = eval_adapters
+        self._teachers = teachers
         self._server = server
         self._health = health
         self._metrics = metrics
@@ -232,7 +235,7 @@ class Orchestrator:
             ).run()
 
     async def _start(self, closing: AsyncExitStack) -> None:
-        """Engines, then the weights they should serve, then environments. Every wait has its deadline."""
+        """Engines, then the weights they should serve, then teachers and environments. Every wait has its deadline."""
         timeout_s = self._config.engines.start_timeout_s
         with self._health.waiting(f"the engines {', '.join(self._config.engines.urls)}"):
             try:
@@ -240,6 +243,10 @@ class Orchestrator:
             except EngineError as error:
                 raise PeerLostError(str(error)) from error
         await self._policy.start(newest_batch=self._server.outbox.next_step - 1, timeout_s=timeout_s)
+        for teacher in self._teachers:
+            closing.push_async_callback(teacher.close)
+            with self._health.waiting(f"the {teacher}"):
+                await teacher.start()
         for adapter in (*self._adapters, *self._eval_adapters):
             closing.push_async_callback(close_adapter, adapter)
             with self._health.waiting(f"environment {adapter.name} to start"):

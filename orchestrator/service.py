@@ -15,7 +15,7 @@ import uvloop
 from loguru import logger
 from prometheus_client import CollectorRegistry
 
-from orchestrator.algorithms.loading import load_envs
+from orchestrator.algorithms.loading import AnyTeacher, load_envs, make_teachers
 from orchestrator.config import BatchServerConfig, EnvConfig, OrchestratorConfig
 from orchestrator.engines.chat_model import Model
 from orchestrator.engines.factory import make_engine
@@ -53,6 +53,8 @@ class Backend:
     adapters: Sequence[EnvAdapter]
     eval_adapters: Sequence[EnvAdapter] = ()
     """One per environment of `eval`."""
+    teachers: Sequence[AnyTeacher] = ()
+    """Those that the adapters ask."""
     workers: Sequence[WorkerEnv] = ()
     """Those of both that live in worker processes."""
 
@@ -69,8 +71,10 @@ def load_backend(config: OrchestratorConfig) -> Backend:
             workers.append(adapter)
         return adapter
 
-    adapters = load_envs(config, engine, tokenizer.vocab_size, load, tokenizer)
-    return Backend(engine, adapters, [load(env.as_env, engine) for env in config.eval.envs], workers)
+    teachers = make_teachers(config, tokenizer.vocab_size, tokenizer)
+    adapters = load_envs(config, engine, teachers, load)
+    eval_adapters = [load(env.as_env, engine) for env in config.eval.envs]
+    return Backend(engine, adapters, eval_adapters, list(teachers.values()), workers)
 
 
 def load_keys(config: BatchServerConfig) -> CurveKeys | None:
@@ -147,6 +151,7 @@ class _Process:
                 self.health,
                 self.metrics,
                 backend.eval_adapters,
+                backend.teachers,
                 more_facts=lambda: worker_facts(backend.workers),
             )
             addresses = {"batches": server.endpoint}

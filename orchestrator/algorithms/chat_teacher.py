@@ -13,7 +13,6 @@ class ChatTeacher:
 
     def __init__(self, name: str, config: TeacherConfig, tokenizer: Tokenizer | None = None) -> None:
         self.name = name
-        self._started = False
         self._model = OpenAIModel(
             (config.url,),
             config.openai,
@@ -27,10 +26,7 @@ class ChatTeacher:
         return f"teacher {self.name!r}, {self._model}"
 
     async def start(self) -> None:
-        """Wait until it answers. Raises `PeerLostError` at the deadline. Idempotent."""
-        if self._started:
-            return
-        self._started = True
+        """Wait until it answers. Raises `PeerLostError` at the deadline."""
         try:
             await self._model.start()
         except EngineError as error:

@@ -6,8 +6,8 @@ No teacher, no wrapper: plain `rl` costs nothing.
 from collections.abc import Callable, Mapping
 
 from orchestrator.algorithms.chat_teacher import ChatTeacher
-from orchestrator.algorithms.config import OpdAlgorithmConfig, SftAlgorithmConfig, TeacherConfig
-from orchestrator.algorithms.taught_env import PlayedEnv, ScoredEnv
+from orchestrator.algorithms.config import OpdAlgorithmConfig, SftAlgorithmConfig
+from orchestrator.algorithms.taught_env import ScoredEnv
 from orchestrator.algorithms.teacher import Teacher
 from orchestrator.config import EnvConfig, OrchestratorConfig
 from orchestrator.engines.chat_model import Model
@@ -15,34 +15,35 @@ from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.tokenizer import Tokenizer
 
 LoadEnv = Callable[[EnvConfig, Model], EnvAdapter]
+AnyTeacher = Teacher | ChatTeacher
+
+
+def make_teachers(
+    config: OrchestratorConfig, vocab_size: int, tokenizer: Tokenizer | None = None
+) -> dict[str, AnyTeacher]:
+    """Those that an environment needs, by name, not started."""
+    names = dict.fromkeys(config.algorithm_of(env).teacher_name for env in config.envs)
+    return {name: _make(name, config, vocab_size, tokenizer) for name in names if name is not None}
+
+
+def _make(name: str, config: OrchestratorConfig, vocab_size: int, tokenizer: Tokenizer | None) -> AnyTeacher:
+    teacher = config.teachers[name]
+    return ChatTeacher(name, teacher, tokenizer) if teacher.backend == "openai" else Teacher(name, teacher, vocab_size)
 
 
 def load_envs(
-    config: OrchestratorConfig, policy: Model, vocab_size: int, load: LoadEnv, tokenizer: Tokenizer | None = None
+    config: OrchestratorConfig, policy: Model, teachers: Mapping[str, AnyTeacher], load: LoadEnv
 ) -> list[EnvAdapter]:
     """One adapter per environment, in the order of the config. Environments with the same teacher share it."""
-    teachers = {name: _make_teacher(name, teacher, vocab_size, tokenizer) for name, teacher in config.teachers.items()}
     return [_load(config, env, policy, teachers, load) for env in config.envs]
 
 
-def _make_teacher(
-    name: str, config: TeacherConfig, vocab_size: int, tokenizer: Tokenizer | None
-) -> Teacher | ChatTeacher:
-    if config.backend == "openai":
-        return ChatTeacher(name, config, tokenizer)
-    return Teacher(name, config, vocab_size)
-
-
 def _load(
-    config: OrchestratorConfig,
-    env: EnvConfig,
-    policy: Model,
-    teachers: Mapping[str, Teacher | ChatTeacher],
-    load: LoadEnv,
+    config: OrchestratorConfig, env: EnvConfig, policy: Model, teachers: Mapping[str, AnyTeacher], load: LoadEnv
 ) -> EnvAdapter:
     match config.algorithm_of(env):
         case SftAlgorithmConfig(teacher=name):
-            return PlayedEnv(load(env, teachers[name]), teachers[name])
+            return load(env, teachers[name])
         case OpdAlgorithmConfig(teacher=name):
             teacher = teachers[name]
             assert isinstance(teacher, Teacher), "the config says that it scores (`config_rules`)"

@@ -1,24 +1,24 @@
-"""Environments with a teacher: played by it (`sft`), or scored by it afterwards (`opd`). Both are `EnvAdapter`s."""
+"""`ScoredEnv`: an environment whose finished rollouts are scored by a teacher (`opd`). Implements `EnvAdapter`."""
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 
-from orchestrator.algorithms.chat_teacher import ChatTeacher
+import msgspec
+
 from orchestrator.algorithms.teacher import Teacher
 from orchestrator.engines.protocol import EngineError
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.rollout import Branch, Example, Failure, FailureReason, Rollout
 
 
-class PlayedEnv:
-    """An environment whose rollouts the teacher generates; `env` was made with the teacher as its generator."""
+class ScoredEnv:
+    """Every branch that is trained gets the log probabilities of `teacher`, which the caller starts and closes."""
 
-    def __init__(self, env: EnvAdapter, teacher: Teacher | ChatTeacher) -> None:
+    def __init__(self, env: EnvAdapter, teacher: Teacher) -> None:
         self.name = env.name
         self.scores_jointly = env.scores_jointly
         self._env = env
-        self._player = teacher
+        self._teacher = teacher
 
     @property
     def examples(self) -> Sequence[Example]:
@@ -26,31 +26,13 @@ class PlayedEnv:
         return self._env.examples
 
     async def start(self) -> None:
-        """First the teacher: without it nothing can run. Raises `PeerLostError`, `UserError`."""
-        await self._player.start()
+        """First find out whether the teacher scores. Raises `PeerLostError`, `UserError`."""
+        await self._teacher.check_scoring()
         await self._env.start()
-
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
-        """What the environment returns."""
-        return await self._env.run(request)
 
     async def close(self) -> None:
         """Idempotent."""
         await self._env.close()
-        await self._player.close()
-
-
-class ScoredEnv(PlayedEnv):
-    """An environment whose finished rollouts get the teacher's log probabilities on every branch that is trained."""
-
-    def __init__(self, env: EnvAdapter, teacher: Teacher) -> None:
-        super().__init__(env, teacher)
-        self._teacher = teacher
-
-    async def start(self) -> None:
-        """Also find out whether the teacher scores."""
-        await super().start()
-        await self._teacher.check_scoring()
 
     async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
         """Rollout and scoring share the request's deadline."""
@@ -80,7 +62,7 @@ class ScoredEnv(PlayedEnv):
             ]
         except EngineError as error:
             return Failure(FailureReason.TEACHER_ERROR, f"{self._teacher}: {error}")
-        return dataclasses.replace(result, branches=tuple(branches))
+        return msgspec.structs.replace(result, branches=tuple(branches))
 
     async def _score(self, request_id: str, branch: Branch, temperature: float) -> Branch:
         if not branch.sampled.any():
@@ -88,4 +70,4 @@ class ScoredEnv(PlayedEnv):
         if branch.pictures is not None:
             raise EngineError(f"{request_id} has pictures, which teachers do not score")
         logprobs = await self._teacher.score(request_id, branch.token_ids, temperature)
-        return dataclasses.replace(branch, ref_logprobs=logprobs)
+        return msgspec.structs.replace(branch, ref_logprobs=logprobs)

@@ -37,10 +37,7 @@ class Teacher:
         return f"teacher {self.name!r} at {self._config.url}"
 
     async def start(self) -> None:
-        """Wait until it is healthy. Raises `PeerLostError` at the deadline, `UserError` if it is another model.
-        Idempotent."""
-        if self._session is not None:
-            return
+        """Wait until it is healthy. Raises `PeerLostError` at the deadline, `UserError` if it is another model."""
         self._session = new_session()
         self._connected = EngineClient(self._session, self._config.url.rstrip("/"), None)
         try:

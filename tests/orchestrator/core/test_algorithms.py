@@ -11,8 +11,8 @@ import pytest
 from orchestrator.advantages import make_advantage
 from orchestrator.advantages.config import GrpoAdvantageConfig
 from orchestrator.algorithms.config import OpdAlgorithmConfig, RlAlgorithmConfig, SftAlgorithmConfig
-from orchestrator.algorithms.loading import load_envs
-from orchestrator.algorithms.taught_env import PlayedEnv, ScoredEnv
+from orchestrator.algorithms.loading import AnyTeacher, load_envs, make_teachers
+from orchestrator.algorithms.taught_env import ScoredEnv
 from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights, token_weights
 from orchestrator.config import EnvConfig, OrchestratorConfig
 from orchestrator.engines.protocol import Engine, Generator
@@ -53,16 +53,17 @@ def config_of(folder: Path, server: EngineServer, algorithm: dict[str, Any], **c
     return make_config(folder, **{"envs": envs, "teachers": teachers, **changes})
 
 
-def load_toys(config: OrchestratorConfig, engine: Engine) -> list[EnvAdapter]:
+def load_toys(config: OrchestratorConfig, engine: Engine) -> tuple[list[EnvAdapter], list[AnyTeacher]]:
     def load(env: EnvConfig, generator: Generator) -> EnvAdapter:
         return ToyEnv(generator, name=env.label)  # type: ignore[arg-type]
 
-    return load_envs(config, engine, 16, load)
+    teachers = make_teachers(config, 16)
+    return load_envs(config, engine, teachers, load), list(teachers.values())
 
 
 async def run(config: OrchestratorConfig) -> tuple[FakeTrainer, list[TrainingSample]]:
     engine = make_engine()
-    trainer = await run_toy(config, engine, load_toys(config, engine))
+    trainer = await run_toy(config, engine, *load_toys(config, engine))
     result = tally(read_ledger(config.run.path / "ledger" / LEDGER_NAME))
     assert result.balances, result.problems
     return trainer, [sample for batch in trainer.batches.values() for sample in batch]
@@ -105,8 +106,9 @@ async def test_environments_of_one_run_may_learn_differently(tmp_path: Path) -> 
     ]
     async with serving(teacher_server()) as server:
         config = config_of(tmp_path, server, {}, envs=envs, max_steps=6, batch_size=12)
-        adapters = load_toys(config, make_engine())
-        assert [type(adapter) for adapter in adapters] == [ToyEnv, PlayedEnv, ScoredEnv]
+        adapters, teachers = load_toys(config, make_engine())
+        assert [type(adapter) for adapter in adapters] == [ToyEnv, ToyEnv, ScoredEnv]
+        assert len(teachers) == 1, "it is shared"
         _, samples = await run(config)
     by_env = {name: [sample for sample in samples if sample.env_name == name] for name in ("rl", "sft", "opd")}
     assert all(by_env.values())
@@ -115,14 +117,16 @@ async def test_environments_of_one_run_may_learn_differently(tmp_path: Path) -> 
     assert all(sample.ref_kl_weights is not None for sample in by_env["opd"])
 
 
-async def test_a_teacher_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["sft", "opd"])
+async def test_a_teacher_that_is_not_there_ends_the_run_before_it_begins(tmp_path: Path, algorithm: str) -> None:
     server = teacher_server()
     async with serving(server):
         pass
     engine = make_engine()
-    config = config_of(tmp_path, server, {"type": "opd", "teacher": "big"})
+    config = config_of(tmp_path, server, {"type": algorithm, "teacher": "big"})
+    adapters, teachers = load_toys(config, engine)
     with pytest.raises(BaseExceptionGroup) as caught:
-        await run_orchestrator(config, engine, load_toys(config, engine))
+        await run_orchestrator(config, engine, adapters, teachers=teachers)
     error = find_service_error(caught.value)
     assert isinstance(error, PeerLostError)
     assert server.url in str(error)

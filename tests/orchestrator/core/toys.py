@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from orchestrator.algorithms.loading import AnyTeacher
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.protocol import Engine
 from orchestrator.engines.scripted import ScriptedEngine
@@ -137,6 +138,7 @@ async def run_orchestrator(
     adapters: Sequence[EnvAdapter],
     stop: asyncio.Event | None = None,
     eval_adapters: Sequence[EnvAdapter] = (),
+    teachers: Sequence[AnyTeacher] = (),
 ) -> None:
     """The real orchestrator in this loop, until the run ends, is stopped, or raises."""
     run_dir = RunDir(config.run.path).create()
@@ -144,14 +146,16 @@ async def run_orchestrator(
     metrics = MetricLog("orchestrator", run_dir, config.metrics)
     outbox = open_outbox(run_dir, config.run.name)
     async with asyncio.timeout(DEADLINE_S), BatchServer(config.server.endpoint, outbox, peer_timeout_s=2.0) as server:
-        orchestrator = Orchestrator(config, run_dir, engine, adapters, server, health, metrics, eval_adapters)
+        orchestrator = Orchestrator(config, run_dir, engine, adapters, server, health, metrics, eval_adapters, teachers)
         await orchestrator.run(stop or asyncio.Event())
 
 
-async def run_toy(config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter]) -> FakeTrainer:
+async def run_toy(
+    config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter], teachers: Sequence[AnyTeacher] = ()
+) -> FakeTrainer:
     """A whole run with a trainer, from the start or from where the run directory stands."""
     with training(FakeTrainer(config.server.endpoint)) as trainer:
-        await run_orchestrator(config, engine, adapters)
+        await run_orchestrator(config, engine, adapters, teachers=teachers)
     return trainer
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from orchestrator.algorithms.config import TeacherConfig
-from orchestrator.algorithms.taught_env import PlayedEnv, ScoredEnv
+from orchestrator.algorithms.taught_env import ScoredEnv
 from orchestrator.algorithms.teacher import Teacher, checked_scores
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
@@ -238,13 +238,3 @@ async def test_an_environment_that_uses_up_the_time_is_not_the_teachers_fault() 
     async with serving(EngineServer(scores=scores)) as server, taught(server) as teacher:
         results = await ScoredEnv(SlowEnv(overdue), teacher).run(rollout_request(timeout_s=0.01))
     assert list(results) == [overdue]
-
-
-async def test_an_environment_that_the_teacher_plays_is_not_started_without_it() -> None:
-    async with serving(EngineServer(vocab_size=1)) as server:
-        teacher, env = Teacher("big", TeacherConfig(url=server.url), VOCAB_SIZE), FixedEnv()
-        adapter = PlayedEnv(env, teacher)
-        with pytest.raises(UserError, match="same tokenizer"):
-            await adapter.start()
-        assert not env.is_open
-        await adapter.close()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from orchestrator.algorithms.config import TeacherConfig
-from orchestrator.algorithms.taught_env import PlayedEnv
 from orchestrator.algorithms.teacher import Teacher
 from orchestrator.config import EnvConfig, EvalEnvConfig
 from orchestrator.engines.chat_model import ChatAsk, ChatReply
@@ -290,9 +289,11 @@ async def test_teacher_plays_an_environment_in_workers(tokenizer: Tokenizer) -> 
     server = EngineServer(engine=random_engine(tokenizer), vocab_size=tokenizer.vocab_size)
     async with serving(server):
         teacher = Teacher("big", TeacherConfig(url=server.url), tokenizer.vocab_size)
-        adapter = PlayedEnv(load_in_workers(TOY, teacher, tokenizer.folder, TOY_COMMAND), teacher)
+        adapter = load_in_workers(TOY, teacher, tokenizer.folder, TOY_COMMAND)
+        await teacher.start()
         async with started(adapter, server.engine):
             (rollout,) = await adapter.run(request_for(adapter))
+        await teacher.close()
     assert isinstance(rollout, Rollout), rollout
     assert rollout.branches[0].versions == ()
     assert server.num_generate == 1
