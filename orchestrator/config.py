@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator.advantages.config import AdvantageConfig, GrpoAdvantageConfig
-from orchestrator.algorithms.config import AlgorithmConfig, RlAlgorithmConfig, TeacherConfig
+from orchestrator.advantages.config import AdvantageConfig, GrpoAdvantageConfig, needs_siblings
+from orchestrator.algorithms.config import AlgorithmConfig, RlAlgorithmConfig, TeacherConfig, uses_advantages
 from orchestrator.config_rules import check_engines, check_env, check_labels
 from orchestrator.curriculum.config import CurriculumConfig, NoCurriculumConfig
 from orchestrator.engines.config import EnginesConfig
@@ -30,8 +30,8 @@ class SamplingConfig(Config):
     """Completion tokens of one turn."""
 
 
-class EnvConfig(Config):
-    """One environment."""
+class PlayedEnvConfig(Config):
+    """An environment, as it is loaded and played."""
 
     id: str
     """Environment id: an installed module that exports a verifiers Taskset (`reverse-text`, `owner/reverse-text`)."""
@@ -39,10 +39,6 @@ class EnvConfig(Config):
     """Name in metrics and group ids, without a slash; the id without its owner by default. `all` is reserved."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment's taskset."""
-    group_size: int = Field(8, ge=1)
-    """Rollouts per example."""
-    ratio: float = Field(1.0, gt=0)
-    """Share of this environment's examples among all, relative to the others."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of this environment's rollouts."""
     driver: Literal["auto", "direct", "gateway"] = "auto"
@@ -50,6 +46,23 @@ class EnvConfig(Config):
     gateway; `auto` takes `direct` when the environment allows it."""
     rollout_timeout_s: float = Field(300.0, gt=0)
     """Seconds that one rollout may take, scoring included."""
+    num_workers: int = Field(0, ge=0, le=256)
+    """Processes that play this environment; 0: it runs in the orchestrator's own process, where code that blocks stalls
+    every rollout of the run."""
+
+    @property
+    def label(self) -> str:
+        """The name used everywhere."""
+        return self.name or self.id.rsplit("/", 1)[-1]
+
+
+class EnvConfig(PlayedEnvConfig):
+    """One environment to train on."""
+
+    group_size: int = Field(8, ge=1)
+    """Rollouts per example."""
+    ratio: float = Field(1.0, gt=0)
+    """Share of this environment's examples among all, relative to the others."""
     failure_policy: Literal["partial", "retry", "drop_group"] = "partial"
     """What a failed rollout costs. `partial`: itself, the others of its group are trained; `retry`: it is run again
     with another seed, at most `max_tries` times in all, then as `partial`; `drop_group`: its whole group, of which
@@ -68,18 +81,10 @@ class EnvConfig(Config):
     """Which examples are visited; by default every one once per epoch."""
     state_columns: tuple[str, ...] = ()
     """Fields of the environment's `State` that are saved with every rollout, after `trajectory` and `sampling_args`."""
-    num_workers: int = Field(0, ge=0, le=256)
-    """Processes that play this environment; 0: it runs in the orchestrator's own process, where code that blocks stalls
-    every rollout of the run."""
     worker_start_timeout_s: float = Field(180.0, gt=0)
     """Seconds that a worker may take to load the environment."""
     max_worker_restarts: int = Field(5, ge=0)
     """Times in a row that a worker which died is started again without having finished a rollout; then the run ends."""
-
-    @property
-    def label(self) -> str:
-        """The name used everywhere."""
-        return self.name or self.id.rsplit("/", 1)[-1]
 
     @property
     def refresh_groups(self) -> int:
@@ -97,48 +102,21 @@ class EnvConfig(Config):
         return self.max_tries if self.failure_policy == "retry" else 1
 
 
-class EvalEnvConfig(Config):
+class EvalEnvConfig(PlayedEnvConfig):
     """One environment to evaluate on."""
 
-    id: str
-    """Environment id, as in `envs[].id`."""
-    name: str | None = None
-    """Name in metrics, as in `envs[].name`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the environment's taskset."""
     num_examples: int | None = Field(None, gt=0)
     """Examples to play, from the first on; unset: all."""
     rollouts_per_example: int = Field(1, gt=0)
     """Rollouts of each example; pass@k is reported for k up to this number."""
     pass_reward: float = 1.0
     """Reward from which on a rollout has passed."""
-    sampling: SamplingConfig = SamplingConfig()
-    """Sampling of this environment's rollouts."""
-    driver: Literal["auto", "direct", "gateway"] = "auto"
-    """As in `envs[].driver`."""
-    rollout_timeout_s: float = Field(300.0, gt=0)
-    """Seconds that one rollout may take, scoring included."""
-    num_workers: int = Field(0, ge=0, le=256)
-    """As in `envs[].num_workers`."""
-
-    @property
-    def label(self) -> str:
-        """The name used everywhere."""
-        return self.name or self.id.rsplit("/", 1)[-1]
 
     @property
     def as_env(self) -> EnvConfig:
         """What it takes to load it."""
-        return EnvConfig(
-            id=self.id,
-            name=self.name,
-            args=self.args,
-            group_size=self.rollouts_per_example,
-            sampling=self.sampling,
-            driver=self.driver,
-            rollout_timeout_s=self.rollout_timeout_s,
-            num_workers=self.num_workers,
-        )
+        shared = {name: getattr(self, name) for name in PlayedEnvConfig.model_fields}
+        return EnvConfig(**shared, group_size=self.rollouts_per_example)
 
 
 class EvalConfig(Config):
@@ -261,5 +239,5 @@ class OrchestratorConfig(ServiceConfig):
 
     def min_survivors_of(self, env: EnvConfig) -> int:
         """Fewest rollouts of a group of `env` that are trained."""
-        compares = self.algorithm_of(env).uses_advantages and self.advantage_of(env).needs_siblings
+        compares = uses_advantages(self.algorithm_of(env)) and needs_siblings(self.advantage_of(env))
         return env.min_group_size or (2 if compares else 1)

@@ -3,14 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.advantages.config import AdvantageConfig, min_survivors, needs_siblings
+from orchestrator.algorithms.config import (
+    AlgorithmConfig,
+    OpdAlgorithmConfig,
+    TeacherConfig,
+    teacher_name,
+    uses_advantages,
+)
+from orchestrator.engines.config import EnginesConfig
+
 if TYPE_CHECKING:
-    from orchestrator.advantages.config import AdvantageConfig
-    from orchestrator.algorithms.config import AlgorithmConfig, TeacherConfig
     from orchestrator.config import EnvConfig
-    from orchestrator.engines.config import EnginesConfig
 
 
-def check_engines(engines: "EnginesConfig") -> None:
+def check_engines(engines: EnginesConfig) -> None:
     """Raise `ValueError` if the policy cannot be trained with these engines."""
     if engines.backend == "openai":
         raise ValueError(
@@ -33,27 +40,27 @@ def check_labels(key: str, labels: Sequence[str]) -> None:
 
 def check_env(
     env: "EnvConfig",
-    advantage: "AdvantageConfig",
-    algorithm: "AlgorithmConfig",
-    teachers: "Mapping[str, TeacherConfig]",
+    advantage: AdvantageConfig,
+    algorithm: AlgorithmConfig,
+    teachers: Mapping[str, TeacherConfig],
 ) -> None:
     """Raise `ValueError`, naming the environment and what to change, unless `env` can learn as configured."""
     _check_group_size(env)
     _check_teacher(env, algorithm, teachers)
-    if not algorithm.uses_advantages:
+    if not uses_advantages(algorithm):
         if env.advantage is not None:
             raise ValueError(
                 f"envs: {env.label!r} sets advantage {env.advantage.type!r}, which algorithm {algorithm.type!r} does "
                 "not use: remove it"
             )
         return
-    if advantage.needs_siblings and env.group_size < 2:
+    if needs_siblings(advantage) and env.group_size < 2:
         raise ValueError(
             f"envs: advantage {advantage.type!r} compares rollouts of a group: {env.label!r} needs group_size >= 2"
         )
-    if env.min_group_size is not None and env.min_group_size < advantage.min_survivors:
+    if env.min_group_size is not None and env.min_group_size < min_survivors(advantage):
         raise ValueError(
-            f"envs: advantage {advantage.type!r} needs at least {advantage.min_survivors} rollouts of a group: "
+            f"envs: advantage {advantage.type!r} needs at least {min_survivors(advantage)} rollouts of a group: "
             f"{env.label!r} has min_group_size = {env.min_group_size}"
         )
 
@@ -71,14 +78,14 @@ def _check_group_size(env: "EnvConfig") -> None:
         )
 
 
-def _check_teacher(env: "EnvConfig", algorithm: "AlgorithmConfig", teachers: "Mapping[str, TeacherConfig]") -> None:
-    name = algorithm.teacher_name
+def _check_teacher(env: "EnvConfig", algorithm: AlgorithmConfig, teachers: Mapping[str, TeacherConfig]) -> None:
+    name = teacher_name(algorithm)
     if name is not None and name not in teachers:
         known = ", ".join(sorted(teachers)) or "none"
         raise ValueError(
             f"envs: algorithm {algorithm.type!r} of {env.label!r} names teacher {name!r}, but teachers has {known}"
         )
-    if name is not None and not algorithm.teacher_generates and teachers[name].backend == "openai":
+    if name is not None and isinstance(algorithm, OpdAlgorithmConfig) and teachers[name].backend == "openai":
         raise ValueError(
             f"envs: {env.label!r} has algorithm {algorithm.type!r}, which needs log probabilities of given tokens: "
             f"teacher {name!r} is an OpenAI-compatible server, which does not tell them; use backend = 'http'"

@@ -7,21 +7,7 @@ from pydantic import Field, JsonValue
 from runtime.config import Config
 
 
-class AdvantageConfigBase(Config):
-    """What the rules of the orchestrator's config ask of every advantage function."""
-
-    @property
-    def needs_siblings(self) -> bool:
-        """Whether a rollout is compared with others of its group, so that groups of one teach nothing."""
-        return True
-
-    @property
-    def min_survivors(self) -> int:
-        """The fewest rollouts of a group that the function is defined for."""
-        return 1
-
-
-class GrpoAdvantageConfig(AdvantageConfigBase):
+class GrpoAdvantageConfig(Config):
     """`grpo`: reward minus the group's mean."""
 
     type: Literal["grpo"] = "grpo"
@@ -30,33 +16,28 @@ class GrpoAdvantageConfig(AdvantageConfigBase):
     """Also divide by the group's standard deviation."""
 
 
-class DrGrpoAdvantageConfig(AdvantageConfigBase):
+class DrGrpoAdvantageConfig(Config):
     """`dr_grpo`: reward minus the group's mean, and nothing else."""
 
     type: Literal["dr_grpo"] = "dr_grpo"
     """Tag."""
 
 
-class RlooAdvantageConfig(AdvantageConfigBase):
+class RlooAdvantageConfig(Config):
     """`rloo`: reward minus the mean of the others."""
 
     type: Literal["rloo"] = "rloo"
     """Tag."""
 
-    @property
-    def min_survivors(self) -> int:
-        """There must be another one."""
-        return 2
 
-
-class MaxRlAdvantageConfig(AdvantageConfigBase):
+class MaxRlAdvantageConfig(Config):
     """`maxrl`: reward minus the group's mean, divided by that mean: rare successes count more."""
 
     type: Literal["maxrl"] = "maxrl"
     """Tag."""
 
 
-class ReinforcePpAdvantageConfig(AdvantageConfigBase):
+class ReinforcePpAdvantageConfig(Config):
     """`reinforce_pp`: normalised over the batch instead of the group."""
 
     type: Literal["reinforce_pp"] = "reinforce_pp"
@@ -64,25 +45,15 @@ class ReinforcePpAdvantageConfig(AdvantageConfigBase):
     group_baseline: bool = True
     """Subtract the group's mean first; false: only the batch's mean is subtracted, and groups of one are trained."""
 
-    @property
-    def needs_siblings(self) -> bool:
-        """Only for the group's mean."""
-        return self.group_baseline
 
-
-class PpoAdvantageConfig(AdvantageConfigBase):
+class PpoAdvantageConfig(Config):
     """`ppo`: the reward as it is; the trainer's critic makes the advantages."""
 
     type: Literal["ppo"] = "ppo"
     """Tag."""
 
-    @property
-    def needs_siblings(self) -> bool:
-        """The baseline is the critic's."""
-        return False
 
-
-class CustomAdvantageConfig(AdvantageConfigBase):
+class CustomAdvantageConfig(Config):
     """`custom`: a function of your own."""
 
     type: Literal["custom"] = "custom"
@@ -91,11 +62,6 @@ class CustomAdvantageConfig(AdvantageConfigBase):
     """`package.module:function`, called once per group as `function(AdvantageInputs(...), **kwargs)`."""
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the function."""
-
-    @property
-    def needs_siblings(self) -> bool:
-        """Unknown: the function must accept any size."""
-        return False
 
 
 AdvantageConfig = Annotated[
@@ -108,3 +74,16 @@ AdvantageConfig = Annotated[
     | CustomAdvantageConfig,
     Field(discriminator="type"),
 ]
+
+
+def needs_siblings(advantage: AdvantageConfig) -> bool:
+    """Whether a rollout is compared with others of its group, so that groups of one teach nothing. `ppo` has the
+    critic's baseline; a custom function must accept any size."""
+    if isinstance(advantage, ReinforcePpAdvantageConfig):
+        return advantage.group_baseline
+    return not isinstance(advantage, PpoAdvantageConfig | CustomAdvantageConfig)
+
+
+def min_survivors(advantage: AdvantageConfig) -> int:
+    """The fewest rollouts of a group that the function is defined for."""
+    return 2 if isinstance(advantage, RlooAdvantageConfig) else 1

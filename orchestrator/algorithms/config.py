@@ -14,21 +14,6 @@ class AlgorithmConfigBase(Config):
     observation_weight: float = Field(0.0, ge=0)
     """Cross-entropy weight of the tokens that the environment wrote between turns; 0: they are context only."""
 
-    @property
-    def uses_advantages(self) -> bool:
-        """Whether the advantage function has a say."""
-        return True
-
-    @property
-    def teacher_name(self) -> str | None:
-        """The key in `teachers` that it needs."""
-        return None
-
-    @property
-    def teacher_generates(self) -> bool:
-        """Whether the teacher plays, and does not score."""
-        return False
-
 
 class RlAlgorithmConfig(AlgorithmConfigBase):
     """`rl`: the policy's own rollouts, weighted by their advantages."""
@@ -47,21 +32,6 @@ class SftAlgorithmConfig(AlgorithmConfigBase):
     weight: float = Field(1.0, gt=0)
     """Cross-entropy weight of each token that the teacher sampled."""
 
-    @property
-    def uses_advantages(self) -> bool:
-        """Rewards only show in metrics."""
-        return False
-
-    @property
-    def teacher_name(self) -> str | None:
-        """It generates."""
-        return self.teacher
-
-    @property
-    def teacher_generates(self) -> bool:
-        """It plays the environment."""
-        return True
-
 
 class OpdAlgorithmConfig(AlgorithmConfigBase):
     """`opd`: the policy's own rollouts, pulled towards a teacher on every sampled token (on-policy distillation)."""
@@ -75,21 +45,23 @@ class OpdAlgorithmConfig(AlgorithmConfigBase):
     rl_weight: float = Field(0.0, ge=0)
     """Weight of the advantages beside it; 0: rewards only show in metrics."""
 
-    @property
-    def uses_advantages(self) -> bool:
-        """Only when asked."""
-        return self.rl_weight > 0
-
-    @property
-    def teacher_name(self) -> str | None:
-        """It scores."""
-        return self.teacher
-
 
 AlgorithmConfig = Annotated[
     RlAlgorithmConfig | SftAlgorithmConfig | OpdAlgorithmConfig,
     Field(discriminator="type"),
 ]
+
+
+def uses_advantages(algorithm: AlgorithmConfig) -> bool:
+    """Whether the advantage function has a say."""
+    if isinstance(algorithm, OpdAlgorithmConfig):
+        return algorithm.rl_weight > 0
+    return isinstance(algorithm, RlAlgorithmConfig)
+
+
+def teacher_name(algorithm: AlgorithmConfig) -> str | None:
+    """The key in `teachers` that it needs."""
+    return None if isinstance(algorithm, RlAlgorithmConfig) else algorithm.teacher
 
 
 class TeacherConfig(Config):

@@ -6,7 +6,7 @@ No teacher, no wrapper: plain `rl` costs nothing.
 from collections.abc import Callable, Mapping
 
 from orchestrator.algorithms.chat_teacher import ChatTeacher
-from orchestrator.algorithms.config import OpdAlgorithmConfig, SftAlgorithmConfig
+from orchestrator.algorithms.config import OpdAlgorithmConfig, SftAlgorithmConfig, teacher_name
 from orchestrator.algorithms.taught_env import ScoredEnv
 from orchestrator.algorithms.teacher import Teacher
 from orchestrator.config import EnvConfig, OrchestratorConfig
@@ -22,7 +22,7 @@ def make_teachers(
     config: OrchestratorConfig, vocab_size: int, tokenizer: Tokenizer | None = None
 ) -> dict[str, AnyTeacher]:
     """Those that an environment needs, by name, not started."""
-    names = dict.fromkeys(config.algorithm_of(env).teacher_name for env in config.envs)
+    names = dict.fromkeys(teacher_name(config.algorithm_of(env)) for env in config.envs)
     return {name: _make(name, config, vocab_size, tokenizer) for name in names if name is not None}
 
 
