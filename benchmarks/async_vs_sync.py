@@ -26,9 +26,9 @@ import uvloop
 from loguru import logger
 
 from benchmarks.standins import StandInEnv
+from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.loop_priority import prefer_event_loop
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health import Health
 from runtime.metrics import MetricLog
@@ -152,7 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
-    prefer_event_loop()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     runs = [run for load in LOADS for run in compare(arguments.steps, arguments.median_s, load)]
     results = {
         "python": platform.python_version(),

@@ -32,11 +32,11 @@ import uvloop
 from loguru import logger
 
 from benchmarks.standins import PROMPT_TOKENS, StandInEnv
+from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.engines.validation import check_reply
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.loop_priority import prefer_event_loop
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health import Health
 from runtime.metrics import MetricLog
@@ -233,7 +233,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
-    prefer_event_loop()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     runs = [uvloop.run(measure(arguments.in_flight, arguments.steps, rate)) for rate in (arguments.rate, 0.0)]
     in_flight_bytes = [run.pop("bytes_per_rollout_in_flight") for run in runs]

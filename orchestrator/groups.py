@@ -100,9 +100,6 @@ class GroupBuffer:
     def __init__(self) -> None:
         self._open: dict[GroupKey, _OpenGroup] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def open(self, ticket: Ticket) -> None:
         """A group was dispatched."""
         if ticket.key in self._open:

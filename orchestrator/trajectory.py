@@ -76,11 +76,6 @@ class Trajectory:
         self._turns: list[_Turn] = []
 
     @property
-    def num_turns(self) -> int:
-        """Recorded turns over all branches."""
-        return len(self._turns)
-
-    @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation that the newest turn ended with."""
         return self._turns[-1].messages if self._turns else ()

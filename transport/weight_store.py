@@ -15,12 +15,6 @@ class WeightStore:
         self._lock = threading.Lock()
         self._versions: dict[int, tuple[WeightOffer, Buffer]] = {}
 
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Those that can be fetched, oldest first."""
-        with self._lock:
-            return tuple(self._versions)
-
     def put(self, offer: WeightOffer, data: Buffer) -> None:
         """Offer a version, in the place of an older publish of it, and forget the oldest beyond `keep`.
 

@@ -53,11 +53,6 @@ class HttpEngine:
         self._wanted: Target | None = None
         """What the last update asked for; it may have failed."""
 
-    @property
-    def num_in_flight(self) -> int:
-        """Requests that wait for an engine."""
-        return sum(replica.num_in_flight for replica in self._pool.replicas)
-
     async def start(self) -> None:
         """See `Engine`. Learns the vocabulary."""
         if self._session is None:

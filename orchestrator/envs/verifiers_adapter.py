@@ -60,27 +60,22 @@ class VerifiersAdapter:
         self.scores_jointly = scores_jointly
         ids = example_ids([task.data.id for task in tasks])
         self._examples = tuple(Example(name, example_id, task) for example_id, task in zip(ids, tasks, strict=True))
-        self._driver = driver
+        self.driver = driver
 
     @property
     def examples(self) -> Sequence[Example]:
         """All tasks of the taskset, in its order."""
         return self._examples
 
-    @property
-    def driver(self) -> str:
-        """Name of the driver in use."""
-        return "direct" if isinstance(self._driver, DirectDriver) else "gateway"
-
     async def start(self) -> None:
         """Bring up the environment's servers."""
-        await self._driver.start()
+        await self.driver.start()
 
     async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
         """The rollout, or the whole group; what goes wrong in it is data."""
         try:
             async with asyncio.timeout(request.timeout_s) as deadline:
-                return await self._driver.run(request)
+                return await self.driver.run(request)
         except UserError:  # the config asks for what this environment does not have
             raise
         except Exception as error:  # whatever an environment raises costs this rollout, not the run
@@ -93,7 +88,7 @@ class VerifiersAdapter:
 
     async def close(self) -> None:
         """Release the environment's servers. Idempotent."""
-        await self._driver.close()
+        await self.driver.close()
 
 
 class DirectDriver:

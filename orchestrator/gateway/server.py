@@ -52,7 +52,7 @@ class Gateway:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._sessions: dict[str, AnySession] = {}
+        self.sessions: dict[str, AnySession] = {}
         self._listener = AsyncExitStack()
         self._url = ""
 
@@ -61,18 +61,13 @@ class Gateway:
         """Base URL for OpenAI clients, known after `start`."""
         return self._url
 
-    @property
-    def num_sessions(self) -> int:
-        """Rollouts that may call."""
-        return len(self._sessions)
-
     def open(self, session_id: str, session: AnySession) -> None:
         """Let `session_id` call from now on."""
-        self._sessions[session_id] = session
+        self.sessions[session_id] = session
 
     def discard(self, session_id: str) -> None:
         """Refuse `session_id` from now on. Idempotent."""
-        self._sessions.pop(session_id, None)
+        self.sessions.pop(session_id, None)
 
     async def start(self) -> None:
         """Bind a free loopback port."""
@@ -85,13 +80,13 @@ class Gateway:
     async def close(self) -> None:
         """Release the port. Idempotent."""
         await self._listener.aclose()
-        self._sessions.clear()
+        self.sessions.clear()
 
     async def _models(self, request: web.Request) -> web.Response:
         return _json(200, {"object": "list", "data": [{"id": self._model, "object": "model"}]})
 
     async def _complete(self, request: web.Request) -> web.Response:
-        session = self._sessions.get(request.headers.get(SESSION_HEADER, ""))
+        session = self.sessions.get(request.headers.get(SESSION_HEADER, ""))
         if session is None:
             return _error(401, f"no rollout has the id in {SESSION_HEADER}")
         try:

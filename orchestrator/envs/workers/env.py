@@ -65,7 +65,7 @@ class WorkerEnv:
             Example(self.name, example_id, position) for position, example_id in enumerate(ready.example_ids)
         )
         self._shelf = PictureShelf()
-        self._workers: dict[int, Worker] = {}
+        self.workers: dict[int, Worker] = {}
         self._num_deaths = [0] * len(processes)
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -79,23 +79,18 @@ class WorkerEnv:
     @property
     def num_up(self) -> int:
         """Workers that take runs."""
-        return len(self._workers)
+        return len(self.workers)
 
     @property
     def num_workers(self) -> int:
         """Workers that there should be."""
         return self._config.num_workers
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers that are up."""
-        return [worker.process.pid for worker in self._workers.values()]
-
     async def start(self) -> None:
         """Connect to the workers, and keep them alive from now on."""
         for slot, process in enumerate(self._processes):
             link = await FrameLink.open(process.end_of_link, FROM_WORKER)
-            self._workers[slot] = Worker(process, link, self._model, self._shelf)
+            self.workers[slot] = Worker(process, link, self._model, self._shelf)
             self._tasks.append(asyncio.create_task(self._keep_alive(slot), name=f"worker {slot} of {self.name}"))
         self._processes.clear()
 
@@ -106,7 +101,7 @@ class WorkerEnv:
         try:
             async with asyncio.timeout(request.timeout_s + GRACE_S):
                 slot = await self._pick()
-                results = await self._workers[slot].run(request)
+                results = await self.workers[slot].run(request)
         except TimeoutError:
             failed = Failure(FailureReason.ENV_TIMEOUT, self._overdue(slot, request))
         except WorkerGone as gone:
@@ -130,41 +125,41 @@ class WorkerEnv:
 
     async def _pick(self) -> int:
         """A slot whose worker is up; waits for one that is being started."""
-        while not self._workers and self._broken is None:
+        while not self.workers and self._broken is None:
             self._changed.clear()
             await self._changed.wait()
         if self._broken is not None:
             raise self._broken
-        best = least_busy(list(self._workers.values()))
-        return next(slot for slot, worker in self._workers.items() if worker is best)
+        best = least_busy(list(self.workers.values()))
+        return next(slot for slot, worker in self.workers.items() if worker is best)
 
     def _overdue(self, slot: int | None, request: RolloutRequest) -> str:
         """A run is past its deadline: say so, and end its worker if that is what hangs."""
         what = f"{request.group_id}#{request.index} took longer than {request.timeout_s:g} s"
-        worker = None if slot is None else self._workers.get(slot)
+        worker = None if slot is None else self.workers.get(slot)
         if worker is None:
             return f"{what}: no worker was up"
         if worker.silent_s < BLOCKED_S:
             return what
         logger.warning("worker {} of {} is blocked ({:.0f} s): it is killed", slot, self.name, worker.silent_s)
-        self._workers = {other: kept for other, kept in self._workers.items() if kept is not worker}
+        self.workers = {other: kept for other, kept in self.workers.items() if kept is not worker}
         worker.process.kill()
         return f"{what}: the environment blocks its worker"
 
     async def _keep_alive(self, slot: int) -> None:
-        while (worker := self._workers.get(slot)) is not None:
+        while (worker := self.workers.get(slot)) is not None:
             try:
                 problem = await worker.serve()
             except asyncio.CancelledError:
-                self._workers.pop(slot, None)
+                self.workers.pop(slot, None)
                 await worker.end(END_S)
                 raise
-            self._workers.pop(slot, None)
+            self.workers.pop(slot, None)
             await self._replace(slot, await worker.end(0.0, problem))
 
     async def _replace(self, slot: int, ending: str) -> None:
         """Start the worker again; once any of them died too often in a row, leave the slot empty and end the run."""
-        while slot not in self._workers:
+        while slot not in self.workers:
             if self._broken is not None:
                 return
             self._num_deaths[slot] += 1
@@ -175,7 +170,7 @@ class WorkerEnv:
             logger.warning("{}; its rollouts failed, it is started again", self.problem)
             await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (self._num_deaths[slot] - 1), LONGEST_PAUSE_S))
             try:
-                self._workers[slot] = await self._start_again()
+                self.workers[slot] = await self._start_again()
             except (WorkerLinkError, UserError, TimeoutError) as error:
                 ending = str(error) or f"not ready after {self._config.worker_start_timeout_s:g} s"
         self.num_restarts += 1
@@ -189,7 +184,7 @@ class WorkerEnv:
             f"env {self.name!r}: a worker ended {times} times in a row without finishing a rollout, at last: {ending}; "
             "mend the environment, or raise envs[].max_worker_restarts"
         )
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.process.kill()
         self._changed.set()
 

@@ -34,7 +34,7 @@ def test_interleaved_groups_become_final_with_their_last_member(data: st.DataObj
         assert (group is not None) == (left[ticket.seq] == 0)
         if group is not None:
             _check_members(group, ticket)
-    assert len(buffer) == 0
+    assert len(buffer._open) == 0
 
 
 def _check_members(group: FinalGroup, ticket: Ticket) -> None:
@@ -67,7 +67,7 @@ def test_two_visits_of_one_example_are_two_groups() -> None:
     group = buffer.record(second.key, 0, make_rollout(0.25))
     assert group is not None
     assert group.ticket.key.id == "copy/0/1"
-    assert len(buffer) == 1
+    assert len(buffer._open) == 1
 
 
 @pytest.mark.parametrize("result", [make_rollout(), ENV_ERROR])

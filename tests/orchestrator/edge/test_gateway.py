@@ -80,7 +80,7 @@ async def test_two_sessions_do_not_mix(tokenizer: Tokenizer) -> None:
         for index, session in enumerate(sessions):
             gateway.open(f"s{index}", session)
         await asyncio.gather(*(post(client, gateway, f"s{i % 2}", {"messages": HELLO}) for i in range(6)))
-    assert [session.trajectory.num_turns for session in sessions] == [3, 3]
+    assert [len(session.trajectory.branches()) for session in sessions] == [3, 3]
     one, two = (sampled_tokens(session.trajectory.branches()) for session in sessions)
     assert one != two
 
@@ -132,7 +132,7 @@ async def test_request_that_cannot_be_served_is_refused_with_the_reason(
         status, reply = await post(client, gateway, "s", body)
     assert status == 400
     assert complaint in reply["error"]["message"]
-    assert session.trajectory.num_turns == 0
+    assert not session.trajectory.messages
 
 
 async def test_engine_failure_is_a_bad_gateway_and_remembered(tokenizer: Tokenizer) -> None:
@@ -172,4 +172,4 @@ async def test_models_are_listed_and_close_is_idempotent(tokenizer: Tokenizer) -
             assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
         gateway.open("s", make_session(scripted(tokenizer), tokenizer))
         await gateway.close()
-        assert gateway.num_sessions == 0
+        assert not gateway.sessions

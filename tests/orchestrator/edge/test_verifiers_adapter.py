@@ -14,7 +14,7 @@ from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.scripted import Latency, ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.envs.verifiers_adapter import VerifiersAdapter
+from orchestrator.envs.verifiers_adapter import DirectDriver, GatewayDriver, VerifiersAdapter
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
@@ -89,7 +89,7 @@ def the_failure(results: Sequence[Rollout | Failure]) -> Failure:
 async def test_single_turn_task_is_scored_by_its_own_rewards(tokenizer: Tokenizer, driver: str) -> None:
     config = EnvConfig(id="edge-single", driver=driver)
     async with running(config, saying(tokenizer, "1"), tokenizer) as adapter:
-        assert adapter.driver == driver
+        assert isinstance(adapter.driver, DirectDriver if driver == "direct" else GatewayDriver)
         right = only(await adapter.run(request_for(adapter, example=1)))
         wrong = only(await adapter.run(request_for(adapter, example=2)))
         cut = only(await adapter.run(request_for(adapter, example=1, max_tokens=1)))
@@ -150,7 +150,7 @@ async def test_reward_that_never_came_is_not_a_zero(tokenizer: Tokenizer) -> Non
     """verifiers stops scoring at the task's own deadline, and counts what is missing as 0."""
     config = EnvConfig(id="edge-single", args={"task": {"scoring": "hang"}, "scoring_timeout_s": 0.2})
     async with running(config, saying(tokenizer, "0"), tokenizer) as adapter:
-        assert adapter.driver == "gateway"
+        assert isinstance(adapter.driver, GatewayDriver)
         failed = the_failure(await adapter.run(request_for(adapter)))
     assert failed.reason is FailureReason.ENV_TIMEOUT
     assert "rewards were not computed: exact" in failed.message
@@ -194,7 +194,8 @@ async def test_cancellation_propagates_and_leaves_nothing_behind(tokenizer: Toke
 
 async def test_two_turns_are_one_branch_of_exact_tokens(tokenizer: Tokenizer) -> None:
     async with running(EnvConfig(id="edge-two-turns"), random_engine(tokenizer), tokenizer) as adapter:
-        assert (adapter.driver, adapter.scores_jointly) == ("gateway", False)
+        assert isinstance(adapter.driver, GatewayDriver)
+        assert not adapter.scores_jointly
         rollout = only(await adapter.run(request_for(adapter)))
     (branch,) = rollout.branches
     check_branch(branch)
@@ -320,7 +321,7 @@ def test_task_that_needs_more_than_a_completion_is_not_direct(tokenizer: Tokeniz
         load_env(EnvConfig(id=env_id, driver="direct"), random_engine(tokenizer), tokenizer)
     adapter = load_env(EnvConfig(id=env_id), random_engine(tokenizer), tokenizer)
     assert isinstance(adapter, VerifiersAdapter)
-    assert adapter.driver == "gateway"
+    assert isinstance(adapter.driver, GatewayDriver)
 
 
 async def test_hooks_run_under_the_gateway_driver(tokenizer: Tokenizer) -> None:

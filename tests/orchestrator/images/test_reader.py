@@ -125,7 +125,7 @@ async def test_sampled_placeholder_costs_the_rollout(tokenizer: Tokenizer, place
     with pytest.raises(InvalidResponse, match="the policy sampled"):
         await played.complete([user(A, "what?")])
     assert isinstance(played.failure, InvalidResponse)
-    assert played.trajectory.num_turns == 0
+    assert not played.trajectory.messages
 
 
 async def test_model_of_text_refuses_pictures(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ async def main(folder: Path) -> None:
     request = RolloutRequest(env.examples[0], "hang/0/0", 0, 1, 1, 1.0, 4, WAIT_S)
     run = asyncio.create_task(env.run(request))
     await asyncio.sleep(0.5)
-    print(*env.pids, flush=True)
+    print(*(worker.process.pid for worker in env.workers.values()), flush=True)
     await run
 
 
