@@ -17,7 +17,6 @@ from orchestrator.history import History
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
 from orchestrator.metrics import staleness
-from orchestrator.positions import Done
 from orchestrator.rollout_log import RolloutLog
 from orchestrator.samples import to_samples
 from orchestrator.state import CutState, save_state
@@ -25,6 +24,7 @@ from runtime.errors import StorageError
 from runtime.health import Health
 from transport.batch import EncodedBatch, build_batch
 from transport.errors import OutboxError
+from transport.positions import Done
 from transport.server import BatchServer
 
 STORE_TRIES = 5

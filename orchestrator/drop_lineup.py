@@ -13,7 +13,7 @@ import dataclasses
 from orchestrator.filters import STALE, ScoredGroup
 from orchestrator.lineup import Finish, Lineup
 from orchestrator.metrics import staleness
-from orchestrator.positions import Done
+from transport.positions import Done
 
 
 class DropLineup(Lineup):

@@ -13,20 +13,12 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.errors import LedgerError
+from orchestrator.filters import STALE, ScoredGroup
 from orchestrator.groups import Ticket
-from orchestrator.ledger_records import (
-    Cancelled,
-    CancelReason,
-    Dispatched,
-    Record,
-    Retried,
-    Settled,
-    failed_state,
-    terminal_states,
-)
 from orchestrator.lineup import Cut
-from orchestrator.positions import Done
-from orchestrator.rollout import Failure
+from orchestrator.rollout import Failure, FailureReason, Rollout
+from transport.ledger_records import Cancelled, CancelReason, Dispatched, Record, Retried, Settled
+from transport.positions import Done
 
 LEDGER_NAME = "rollouts.jsonl"
 
@@ -94,6 +86,26 @@ class Ledger:
             self.flush()
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
+    """One state per rollout of a group that the line passed on its way to batch `step`."""
+    return tuple(_state(result, scored.filtered, step) for result in scored.group.results)
+
+
+def failed_state(failure: Failure) -> str:
+    """The state of a rollout, or of a try, that failed."""
+    if failure.reason in (FailureReason.STALE, FailureReason.CANCELLED):
+        return failure.reason.value
+    return f"failed:{failure.reason.value}"
+
+
+def _state(result: Rollout | Failure, filtered: str | None, step: int) -> str:
+    if isinstance(result, Failure):
+        return failed_state(result)
+    if filtered == STALE:
+        return STALE
+    return f"filtered:{filtered}" if filtered else f"trained@{step}"
 
 
 def _write_at(descriptor: int, data: bytes, offset: int) -> None:

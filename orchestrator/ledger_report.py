@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import Tally, tally
 from runtime.errors import UserError
+from transport.ledger_records import Tally, tally
 
 MAX_PROBLEMS = 20
 """Contradictions that are printed."""

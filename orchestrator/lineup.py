@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
 from orchestrator.groups import Ticket
-from orchestrator.positions import Done
+from transport.positions import Done
 
 Finish = Callable[[Sequence[ScoredGroup]], tuple[ScoredGroup, ...]]
 

@@ -50,7 +50,6 @@ from orchestrator.filters import SignalGuard, normalise_batch
 from orchestrator.group_rule import group_rules
 from orchestrator.history import HISTORY_NAME, History
 from orchestrator.ledger import LEDGER_NAME, Ledger
-from orchestrator.ledger_records import CancelReason
 from orchestrator.lineup import Cut
 from orchestrator.metrics import StepTimes, step_line, step_metrics
 from orchestrator.policy import Policy
@@ -64,6 +63,7 @@ from runtime.health import Fact, Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
 from transport.errors import OutboxError
+from transport.ledger_records import CancelReason
 from transport.outbox import Outbox
 from transport.server import BatchServer
 

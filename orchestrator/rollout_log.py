@@ -13,7 +13,7 @@ import numpy as np
 from loguru import logger
 
 from orchestrator.filters import ScoredGroup
-from orchestrator.ledger_records import failed_state, terminal_states
+from orchestrator.ledger import failed_state, terminal_states
 from orchestrator.lineup import Cut
 from orchestrator.rollout import Branch, Failure, Rollout
 from runtime.atomic_write import atomic_write

@@ -3,7 +3,7 @@
 from orchestrator.config import OrchestratorConfig
 from orchestrator.drop_lineup import DropLineup
 from orchestrator.lineup import Finish, Lineup
-from orchestrator.positions import Done
+from transport.positions import Done
 
 
 def make_lineup(config: OrchestratorConfig, next_step: int, done: Done, finish: Finish) -> Lineup:

@@ -26,8 +26,8 @@ import msgspec
 
 from orchestrator.errors import StateMismatchError
 from orchestrator.examples import EnvShare
-from orchestrator.positions import Done, Span
 from runtime.atomic_write import atomic_write
+from transport.positions import Done, Span
 
 STATE_NAME = "orchestrator.json"
 

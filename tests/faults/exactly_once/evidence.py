@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import Tally, tally
 from runtime.metrics import read_metrics
 from tests.faults.exactly_once.signs import read_progress, steps_of
+from transport.ledger_records import Tally, tally
 
 MAX_STALENESS = 2
 

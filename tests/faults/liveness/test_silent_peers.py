@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import tally
 from tests.faults.chaos_proxy import Faults
 from tests.faults.liveness.run import LiveRun, live_run
 from tests.support.process import NOTICE_S, frozen
+from transport.ledger_records import tally
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,6 @@ import pytest
 
 from orchestrator.engines.http import HttpEngine
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import tally
 from runtime.exit_codes import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.announcements import Announcements
@@ -18,6 +17,7 @@ from tests.orchestrator.core.toys import ToyEnv, make_config, run_orchestrator
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
 from tests.support.fakes import FakeTrainer, training
 from tests.support.waiting import until_async
+from transport.ledger_records import tally
 
 pytestmark = pytest.mark.integration
 RUN_ID = "toy"

@@ -16,10 +16,10 @@ from orchestrator.filters import STALE, ScoredGroup
 from orchestrator.groups import FinalGroup, Ticket
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
-from orchestrator.positions import Done
 from orchestrator.rollout import Rollout
 from orchestrator.state import CutState, load_state, resume, save_state
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout, make_ticket
+from transport.positions import Done
 
 MAX_KILLS = 12
 _ROLLOUTS = {version: make_rollout(version=version) for version in range(64)}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from orchestrator.admission import AdmissionRule, Outlook, Verdict
 from orchestrator.errors import InvariantError
 from orchestrator.lineup import Cut, Lineup
-from orchestrator.positions import Done
 from tests.orchestrator.core.builders import make_scored, make_ticket
+from transport.positions import Done
 
 
 @dataclass

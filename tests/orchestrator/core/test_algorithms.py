@@ -22,7 +22,6 @@ from orchestrator.filters import ZERO_SIGNAL, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import tally
 from orchestrator.rollout import Branch, Rollout
 from runtime.errors import PeerLostError, find_service_error
 from runtime.metrics import read_metrics
@@ -31,6 +30,7 @@ from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_o
 from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.support.fakes import FakeTrainer
 from transport.generation import ScoreReply, ScoreRequest
+from transport.ledger_records import tally
 from transport.sample import TrainingSample
 from transport.tensor import EncodedTensor
 

@@ -13,7 +13,6 @@ from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
-from orchestrator.positions import Done
 from orchestrator.rollout_log import RolloutLog
 from runtime.errors import StorageError
 from runtime.health import Health
@@ -22,6 +21,7 @@ from tests.support.waiting import until_async
 from transport.batch import EncodedBatch, decode_batch
 from transport.errors import OutboxError
 from transport.outbox import Outbox
+from transport.positions import Done
 from transport.server import BatchServer
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.ledger import LEDGER_NAME, Ledger
-from orchestrator.positions import Done
 from runtime.exit_codes import ExitCode
 from tests.orchestrator.core.builders import make_ticket
 from tests.orchestrator.core.toys import make_config, write_config
+from transport.positions import Done
 
 CLI = ("-m", "orchestrator")
 TOY = ("-m", "tests.orchestrator.core.toy_service")

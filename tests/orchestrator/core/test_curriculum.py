@@ -26,14 +26,14 @@ from orchestrator.filters import ScoredGroup
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.history import HISTORY_NAME, History
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import tally
 from orchestrator.lineup import Cut
-from orchestrator.positions import Done
 from orchestrator.rollout import Failure, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
+from transport.ledger_records import tally
+from transport.positions import Done
 
 HERE = "tests.orchestrator.core.custom_curricula"
 

@@ -11,7 +11,6 @@ from orchestrator.acceptance import lost_tries
 from orchestrator.config import OrchestratorConfig
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import Tally, tally
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.seeds import rollout_seed
 from runtime.metrics import read_metrics
@@ -19,6 +18,7 @@ from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy
 from tests.support.fakes import FakeTrainer
 from transport.generation import GenerateRequest
+from transport.ledger_records import Tally, tally
 
 
 def policy_config(folder: Path, **env: Any) -> OrchestratorConfig:

@@ -11,10 +11,10 @@ from orchestrator.errors import StateMismatchError
 from orchestrator.filters import ScoredGroup
 from orchestrator.history import History
 from orchestrator.lineup import Cut
-from orchestrator.positions import Done
 from orchestrator.selection import Selection, select, selection_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
 from tests.orchestrator.core.test_curriculum import make_curriculum, scored
+from transport.positions import Done
 
 
 def group(seq: int, length: int, filtered: str | None = None, *, failed: bool = False) -> ScoredGroup:

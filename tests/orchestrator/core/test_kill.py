@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import tally
 from runtime.exit_codes import ExitCode
 from runtime.run_dir import RunDir
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.fakes import FakeTrainer, training
 from tests.support.process import process
+from transport.ledger_records import tally
 
 pytestmark = pytest.mark.integration
 

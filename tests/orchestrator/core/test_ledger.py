@@ -11,15 +11,15 @@ from rich.console import Console
 
 from orchestrator.errors import LedgerError
 from orchestrator.filters import ScoredGroup
-from orchestrator.ledger import LEDGER_NAME, Ledger, read_ledger
-from orchestrator.ledger_records import Cancelled, CancelReason, Dispatched, Record, Settled, tally, terminal_states
+from orchestrator.ledger import LEDGER_NAME, Ledger, read_ledger, terminal_states
 from orchestrator.ledger_report import collapse, print_ledger, report_ledger
 from orchestrator.lineup import Cut, Lineup
-from orchestrator.positions import Done
 from orchestrator.rollout import Failure, FailureReason
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_scored, make_ticket
 from tests.orchestrator.core.line_simulation import kill
+from transport.ledger_records import Cancelled, CancelReason, Dispatched, Record, Settled, tally
+from transport.positions import Done
 
 
 def ledger_path(tmp_path: Path) -> Path:

@@ -16,10 +16,10 @@ from orchestrator.group_rule import GroupRule
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.lineup import Cut
 from orchestrator.metrics import StepTimes, staleness, step_line, step_metrics
-from orchestrator.positions import Done
 from orchestrator.rollout import Failure, Rollout
 from orchestrator.rollout_log import RolloutLog, rollout_log_path, rollout_rows
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
+from transport.positions import Done
 
 GRPO = GroupRule(make_advantage(GrpoAdvantageConfig(normalize_std=False)))
 TIMES = StepTimes(duration_s=2.0, waited_for_policy_s=0.5, waited_for_trainer_s=0.25, in_flight=7, live_version=2)

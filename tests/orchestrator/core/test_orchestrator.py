@@ -13,7 +13,6 @@ from orchestrator.envs.closing import close_adapter
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import FailureRateError, StateColumnError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import Tally, tally
 from orchestrator.rollout import Failure, FailureReason
 from runtime.errors import UserError, find_service_error
 from runtime.exit_codes import ExitCode
@@ -22,6 +21,7 @@ from tests.orchestrator.core.toys import DEADLINE_S, ToyEnv, make_config, make_e
 from tests.support.fakes import FakeTrainer, training
 from transport.client import BatchClient
 from transport.generation import ServedWeights
+from transport.ledger_records import Tally, tally
 
 
 def ledger_of(folder: Path) -> Tally:

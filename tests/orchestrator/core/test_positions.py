@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.positions import Done
+from transport.positions import Done
 
 seqs = st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=6)
 

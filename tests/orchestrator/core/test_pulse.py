@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.lineup import Lineup
-from orchestrator.positions import Done
 from orchestrator.pulse import Pulse, pipeline_facts, rejection_facts, trainer_facts
 from runtime.health import Health
 from transport.outbox import Outbox

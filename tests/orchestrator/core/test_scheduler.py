@@ -24,7 +24,6 @@ from orchestrator.filters import SignalGuard
 from orchestrator.group_rule import GroupRule
 from orchestrator.ledger import Ledger
 from orchestrator.lineup import Lineup
-from orchestrator.positions import Done
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.scheduler import EnvSlot, Scheduler
 from runtime.health import Health
@@ -32,6 +31,7 @@ from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv
 from tests.support.waiting import until_async
 from transport.generation import ServedWeights
+from transport.positions import Done
 
 
 class GatedEnv(ToyEnv):

@@ -13,13 +13,13 @@ from orchestrator.admission import AdmissionRule, Outlook, Verdict
 from orchestrator.drop_lineup import DropLineup
 from orchestrator.filters import ScoredGroup
 from orchestrator.ledger import read_ledger
-from orchestrator.ledger_records import tally
 from orchestrator.lineup import Lineup
-from orchestrator.positions import Done
 from orchestrator.staleness_policy import make_lineup
 from tests.orchestrator.core.builders import make_group, make_ticket
 from tests.orchestrator.core.line_simulation import LineSimulation
 from tests.orchestrator.core.toys import make_config
+from transport.ledger_records import tally
+from transport.positions import Done
 
 POLICIES = ("wait", "drop")
 

@@ -10,14 +10,14 @@ from orchestrator.errors import StateMismatchError
 from orchestrator.examples import EnvShare
 from orchestrator.history import HISTORY_NAME, History
 from orchestrator.ledger import LEDGER_NAME, Ledger, read_ledger
-from orchestrator.ledger_records import tally
 from orchestrator.lineup import Cut
-from orchestrator.positions import Done
 from orchestrator.rollout_log import RolloutLog
 from orchestrator.state import CutState, describe_order, load_state, save_state
 from orchestrator.state import resume as resume_from
 from tests.orchestrator.core.builders import make_scored, make_ticket
+from transport.ledger_records import tally
 from transport.outbox import Outbox
+from transport.positions import Done
 
 ORDER = describe_order(0, [EnvShare("copy", 40, 1.0)])
 STATE = CutState(run_id="run", order=ORDER, step=5, begin=70, end=93)

@@ -14,13 +14,13 @@ from orchestrator.errors import StateColumnError
 from orchestrator.filters import ScoredGroup
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.lineup import Cut
-from orchestrator.positions import Done
 from orchestrator.rollout import Rollout
 from orchestrator.rollout_log import RolloutLog, rollout_log_path
 from orchestrator.state_columns import REQUIRED_COLUMNS, read_columns, saved_columns
 from orchestrator.tokenizer import Tokenizer
 from runtime.exit_codes import ExitCode
 from tests.orchestrator.edge.test_verifiers_adapter import DRIVERS, only, request_for, running, saying
+from transport.positions import Done
 
 names = st.sampled_from(["trajectory", "sampling_args", "a", "b", "c"])
 

@@ -9,12 +9,12 @@ import pytest
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import tally
 from orchestrator.rollout import Int32s
 from orchestrator.tokenizer import Tokenizer
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.toys import make_config, run_toy
 from transport.generation import GenerateRequest
+from transport.ledger_records import tally
 
 RAISES = {"id": "flaky-text", "name": "raises", "args": {"task": {"raise_rate": 0.3}}}
 HANGS = {

@@ -26,7 +26,6 @@ from orchestrator.envs.workers.messages import FROM_WORKER, Ready
 from orchestrator.envs.workers.process import WorkerModel, WorkerProcess
 from orchestrator.errors import EnvWorkersLostError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.ledger_records import tally
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
@@ -36,6 +35,7 @@ from tests.orchestrator.edge.replies import check_branch
 from tests.orchestrator.images.drawn import vision_folder
 from tests.support.waiting import until, until_async
 from transport.generation import GenerateReply, GenerateRequest
+from transport.ledger_records import tally
 
 pytestmark = pytest.mark.usefixtures("env_modules")
 PATIENCE_S = 60.0

@@ -14,9 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-from orchestrator.filters import STALE, ScoredGroup
-from orchestrator.positions import Done, Span
-from orchestrator.rollout import Failure, FailureReason, Rollout
+from transport.positions import Done, Span
 
 IN_FLIGHT = "in_flight"
 
@@ -66,26 +64,6 @@ class Cancelled(
 
 
 Record = Dispatched | Retried | Settled | Cancelled
-
-
-def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
-    """One state per rollout of a group that the line passed on its way to batch `step`."""
-    return tuple(_state(result, scored.filtered, step) for result in scored.group.results)
-
-
-def failed_state(failure: Failure) -> str:
-    """The state of a rollout, or of a try, that failed."""
-    if failure.reason in (FailureReason.STALE, FailureReason.CANCELLED):
-        return failure.reason.value
-    return f"failed:{failure.reason.value}"
-
-
-def _state(result: Rollout | Failure, filtered: str | None, step: int) -> str:
-    if isinstance(result, Failure):
-        return failed_state(result)
-    if filtered == STALE:
-        return STALE
-    return f"filtered:{filtered}" if filtered else f"trained@{step}"
 
 
 @dataclass(slots=True)
