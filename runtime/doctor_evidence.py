@@ -3,24 +3,19 @@
 Files are only read, no lock is tried, and every question to a service has a deadline. Works on a dead run, too.
 """
 
-import json
 import os
 import socket
-import urllib.error
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from runtime.health import Fact
-from runtime.http_answer import http_answer
+from runtime.http_answer import HEALTH_TIMEOUT_S, Report, ask_health
 from runtime.run_dir import RunDir
 from runtime.run_positions import read_positions, read_tail
 from runtime.service_lock import Holder, read_holder
 
-PROBE_TIMEOUT_S = 2.0
-"""Seconds that a service may take to answer `/health`."""
 NUM_LAST_LINES = 5
 
 
@@ -45,7 +40,7 @@ class ServiceEvidence:
     host: str = ""
     ended: str = ""
     """How it ended, in its own words; empty if it had no time for any (kill -9, out of memory, a stall)."""
-    health: Mapping[str, Fact] = field(default_factory=dict)
+    health: Report = field(default_factory=dict)
     """What `/health` says; empty without an answer."""
     problem: str = ""
     """Why there is no answer from `/health`."""
@@ -65,12 +60,8 @@ class Evidence:
     """How far each file of the run has come."""
 
 
-Report = Mapping[str, Fact]
-"""The body of `/health`."""
-
-
 def gather_evidence(
-    run_dir: RunDir, timeout_s: float = PROBE_TIMEOUT_S, known: Mapping[str, Report] | None = None
+    run_dir: RunDir, timeout_s: float = HEALTH_TIMEOUT_S, known: Mapping[str, Report] | None = None
 ) -> Evidence:
     """Look at everything; takes at most a little more than `timeout_s`. Services in `known` need not be asked."""
     names = {path.stem for pattern in ("*.lock", "*.json") for path in run_dir.services.glob(pattern)}
@@ -89,7 +80,7 @@ def _examine(run_dir: RunDir, name: str, timeout_s: float, health: Report) -> Se
     life = find_life(holder, run_dir.services / f"{name}.lock")
     problem = ""
     if not health and info is not None and info.health_url and life is not Life.GONE:
-        health, problem = probe_health(info.health_url, timeout_s)
+        health, problem = ask_health(info.health_url, timeout_s)
     return ServiceEvidence(
         name=name,
         life=life,
@@ -136,26 +127,6 @@ def _link(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
-
-
-def probe_health(url: str, timeout_s: float) -> tuple[Report, str]:
-    """The report at `url`, or why there is none."""
-    try:
-        body = http_answer(url, timeout_s)  # also of a 503: it starts or stalls, and says so
-    except OSError as error:
-        return {}, f"{url}: {_reason(error)}"
-    try:
-        report = json.loads(body)
-    except (ValueError, RecursionError):
-        report = None
-    return (report, "") if isinstance(report, dict) else ({}, f"{url} answers with something else than a report")
-
-
-def _reason(error: Exception) -> str:
-    inner = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(inner, TimeoutError):
-        return "no answer in time"
-    return (inner.strerror if isinstance(inner, OSError) else None) or str(inner) or type(inner).__name__
 
 
 def _netlocs(urls: Sequence[str]) -> tuple[str, ...]:

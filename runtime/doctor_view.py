@@ -8,6 +8,7 @@ from rich.text import Text
 
 from runtime.doctor_diagnosis import Condition, Diagnosis
 from runtime.doctor_evidence import Evidence, ServiceEvidence
+from runtime.http_answer import Report
 from runtime.printable import printable
 
 STYLES = {
@@ -58,7 +59,8 @@ def _services_table(evidence: Evidence, diagnosis: Diagnosis) -> Table:
         condition = diagnosis.conditions.get(service.name)
         style = STYLES.get(condition, "") if condition else ""
         shown = condition.value if condition else service.life.value
-        cells = (_process(service), _progress(service), _facts(service))
+        facts = ", ".join(f"{key} {fact}" for key, fact in own_facts(service).items())
+        cells = (_process(service), _progress(service), facts)
         table.add_row(Text(service.name), Text(shown, style=style), *map(_plain, cells))
     return table
 
@@ -72,9 +74,10 @@ def _progress(service: ServiceEvidence) -> str:
     return f"{age:.1f} s ago" if isinstance(age, int | float) else service.problem or service.ended
 
 
-def _facts(service: ServiceEvidence) -> str:
+def own_facts(service: ServiceEvidence) -> Report:
+    """What its `/health` says beyond what every service says."""
     fixed = {"service", "status", "progress_age_s", "waiting_for", "digest"}
-    return ", ".join(f"{key} {value}" for key, value in service.health.items() if key not in fixed and value != "")
+    return {key: fact for key, fact in service.health.items() if key not in fixed and fact != ""}
 
 
 def _waits_tree(diagnosis: Diagnosis) -> list[Text]:

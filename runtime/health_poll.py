@@ -1,19 +1,15 @@
 """Asks the services of a run how they are, from a thread of its own."""
 
-import json
 import threading
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from runtime.health import Fact, Status
-from runtime.http_answer import http_answer
+from runtime.health import Status
+from runtime.http_answer import HEALTH_TIMEOUT_S, Report, ask_health
 from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 
 POLL_S = 0.5
-TIMEOUT_S = 2.0
-
-Report = Mapping[str, Fact]
 
 
 class HealthPoll:
@@ -37,7 +33,7 @@ class HealthPoll:
         """Ask no more. Idempotent."""
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join(timeout=TIMEOUT_S * len(self._services))
+            self._thread.join(timeout=HEALTH_TIMEOUT_S * len(self._services))
 
     def is_ready(self, service: str) -> bool:
         """True from the moment on that `service` said that it works, also when it has ended since."""
@@ -55,16 +51,7 @@ class HealthPoll:
             for name in self._services:
                 info = announced.get(name)
                 url = info.health_url if info is not None and info != self._others.get(name) else ""
-                report = fetch_health(url) if url else {}
+                report = ask_health(url)[0] if url else {}
                 self._reports[name] = report  # one that ended waits for nothing any more
                 if report.get("status") in (Status.OK, Status.STOPPING):
                     self._ready.add(name)
-
-
-def fetch_health(url: str, timeout_s: float = TIMEOUT_S) -> Report:
-    """The report at `url`, also that of a service that answers 503; empty if it does not answer with one."""
-    try:
-        report = json.loads(http_answer(url, timeout_s))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return report if isinstance(report, dict) else {}

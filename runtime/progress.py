@@ -76,9 +76,9 @@ def plain_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def reward_change(progress: Progress) -> tuple[float, float] | None:
+def reward_change(rewards: Mapping[int, float]) -> tuple[float, float] | None:
     """Mean reward of the first and of the last `ENDS` steps; `None` without rewards."""
-    values = [progress.rewards[step] for step in sorted(progress.rewards)]
+    values = [rewards[step] for step in sorted(rewards)]
     if not values:
         return None
     first, last = values[:ENDS], values[-ENDS:]

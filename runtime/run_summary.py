@@ -43,7 +43,7 @@ def newest_checkpoint(run_dir: RunDir) -> Path | None:
 
 
 def _reward(progress: Progress) -> list[str]:
-    change = reward_change(progress)
+    change = reward_change(progress.rewards)
     if change is None:
         return []
     curve = sparkline([progress.rewards[step] for step in sorted(progress.rewards)])

@@ -10,9 +10,10 @@ from pathlib import Path
 from loguru import logger
 
 from runtime.doctor_diagnosis import diagnose
-from runtime.doctor_evidence import Report, gather_evidence
+from runtime.doctor_evidence import gather_evidence
 from runtime.exit_codes import ExitCode
 from runtime.health import Health
+from runtime.http_answer import Report
 from runtime.loop_lag import LoopLag
 from runtime.run_dir import RunDir
 from runtime.service_lock import record_end

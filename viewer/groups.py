@@ -2,9 +2,9 @@
 
 from viewer.conversation import Said, conversation, split_prompt
 from viewer.errors import NotRecorded
-from viewer.params import PAGE_ROWS, Params, choice, integer, numbers, page_offset
+from viewer.params import PAGE_ROWS, Params, choice, filters, numbers, page_offset
 from viewer.run import Json, Run
-from viewer.run_index import Row, Value
+from viewer.run_index import Row
 
 ORDERS = {
     "newest": "step DESC, group_id",
@@ -23,16 +23,8 @@ MAX_CHARS = 20_000
 
 def list_groups(run: Run, params: Params) -> Json:
     """One page of groups: `env`, `step`, `state`, `sort`, `page`."""
-    conditions: list[str] = []
-    values: list[Value] = []
-    for column, value in (("env_name", params.get("env") or None), ("step", integer(params, "step"))):
-        if value is not None:
-            conditions.append(f"{column} = ?")
-            values.append(value)
-    if state := choice(params, "state", STATES, ""):
-        conditions.append("substr(state, 1, ?) = ?")
-        values += [len(state), state]
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    state = choice(params, "state", STATES, "")
+    where, values = filters(params, {"substr(state, 1, ?) = ?": (len(state), state)} if state else {})
     order = choice(params, "sort", ORDERS, "newest")
     total = run.index.select(f"SELECT COUNT(*) AS total FROM groups {where}", values)[0]["total"]
     page = f"SELECT * FROM groups {where} ORDER BY {order} LIMIT ? OFFSET ?"

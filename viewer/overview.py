@@ -1,9 +1,8 @@
 """A run as a whole: its name and figures, its batches, its services, as answers for a page."""
 
-from dataclasses import asdict
-
 from runtime.doctor_diagnosis import LAUNCHER, Condition, diagnose
 from runtime.doctor_evidence import gather_evidence
+from runtime.doctor_view import as_json, own_facts
 from runtime.metric_tail import Row as MetricRow
 from viewer.curves import charts, metric_names, one_metric
 from viewer.errors import ViewerError
@@ -12,7 +11,6 @@ from viewer.params import PAGE_ROWS, Params, page_offset
 from viewer.run import Json, Run
 
 LIVE = {Condition.WORKING, Condition.WAITING, Condition.STARTING, Condition.STALLED, Condition.FROZEN}
-HIDDEN_FACTS = {"service", "status", "progress_age_s", "waiting_for", "digest"}
 LEDGER = "rollouts.jsonl"
 OF_TRAINER = ("loss", "grad_norm", "tokens/global", "tokens_per_s", "staleness/max", "time/step_s")
 
@@ -71,20 +69,14 @@ def show_circle(run: Run, params: Params) -> Json:
             "name": service.name,
             "condition": diagnosis.conditions[service.name],
             "progress_age_s": service.health.get("progress_age_s"),
-            "facts": {key: fact for key, fact in service.health.items() if key not in HIDDEN_FACTS and fact != ""},
+            "facts": own_facts(service),
             "ended": service.ended,
         }
         for service in evidence.services
         if service.name != LAUNCHER
     ]
-    return {
-        "is_live": any(condition in LIVE for condition in diagnosis.conditions.values()),
-        "services": services,
-        "waits": [asdict(wait) for wait in diagnosis.waits],
-        "positions": dict(evidence.positions),
-        "culprit": diagnosis.culprit,
-        "conclusion": diagnosis.conclusion,
-    }
+    is_live = any(condition in LIVE for condition in diagnosis.conditions.values())
+    return as_json(evidence, diagnosis) | {"is_live": is_live, "services": services}
 
 
 def last_step(run: Run) -> int:

@@ -1,8 +1,9 @@
 """What a page asks for, checked: everything arrives as text, from whoever reaches the port."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from viewer.errors import ViewerError
+from viewer.run_index import Value
 
 Params = Mapping[str, str]
 PAGE_ROWS = 50
@@ -37,3 +38,11 @@ def choice(params: Params, name: str, choices: Mapping[str, str], default: str) 
 def page_offset(params: Params, page_rows: int = PAGE_ROWS) -> int:
     """Rows to skip for `page` (from 0)."""
     return (integer(params, "page") or 0) * page_rows
+
+
+def filters(params: Params, conditions: Mapping[str, Sequence[Value]]) -> tuple[str, list[Value]]:
+    """The `WHERE` clause for `env` and `step`, where given, and for `conditions` with their values; all values."""
+    asked: Mapping[str, Value] = {"env_name = ?": params.get("env") or None, "step = ?": integer(params, "step")}
+    found = {condition: [value] for condition, value in asked.items() if value is not None} | dict(conditions)
+    where = f"WHERE {' AND '.join(found)}" if found else ""
+    return where, [value for values in found.values() for value in values]

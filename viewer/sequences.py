@@ -2,9 +2,9 @@
 
 import math
 
-from viewer.params import Params, choice, integer, numbers, page_offset
+from viewer.params import Params, choice, filters, numbers, page_offset
 from viewer.run import Json, Run
-from viewer.run_index import Row, Value
+from viewer.run_index import Row
 
 ORDERS = {
     "newest": "step DESC, rank, line",
@@ -38,15 +38,7 @@ DIGITS = 6
 
 def list_sequences(run: Run, params: Params) -> Json:
     """One page of sequences: `env`, `step`, `masked` (1: with masked tokens only), `sort`, `page`."""
-    conditions: list[str] = []
-    values: list[Value] = []
-    for column, value in (("env_name", params.get("env") or None), ("step", integer(params, "step"))):
-        if value is not None:
-            conditions.append(f"{column} = ?")
-            values.append(value)
-    if params.get("masked") == "1":
-        conditions.append("num_masked > 0")
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    where, values = filters(params, {"num_masked > 0": ()} if params.get("masked") == "1" else {})
     order = choice(params, "sort", ORDERS, "newest")
     total = run.index.select(f"SELECT COUNT(*) AS total FROM tokens {where}", values)[0]["total"]
     query = f"SELECT * FROM tokens {where} ORDER BY {order} LIMIT ? OFFSET ?"

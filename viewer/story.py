@@ -4,13 +4,12 @@ The group is taken from the first part of the run, where most was learnt: reward
 tokens of a rollout above and of one below the average were exported. Without an export, rollouts alone must do.
 """
 
+from runtime.progress import REWARD, reward_change
 from viewer.overview import last_step
 from viewer.params import Params
 from viewer.run import Json, Run
 from viewer.run_index import Row
 
-ENDS = 5
-"""Steps at either end whose mean reward is compared."""
 EARLY = 0.3
 """Share of the run that the group is taken from, if there is one."""
 
@@ -28,7 +27,7 @@ EXPORTED = "EXISTS (SELECT 1 FROM tokens AS t WHERE t.trajectory_id = r.trajecto
 def show_story(run: Run, params: Params) -> Json:
     """Rewards at both ends, and the ids of a telling group and of two of its rollouts (`None` without one)."""
     group = _find_group(run)
-    story: Json = {"rewards": _ends(run), "last_step": last_step(run), "group": group, "good": None, "bad": None}
+    story: Json = {"rewards": _rewards(run), "last_step": last_step(run), "group": group, "good": None, "bad": None}
     if group is not None:
         story |= {"good": _rollout(run, group, "DESC"), "bad": _rollout(run, group, "ASC")}
     return story
@@ -53,14 +52,9 @@ def _rollout(run: Run, group: Row, direction: str) -> str | None:
     return f"{found[0]['step']}.{found[0]['line']}" if found else None
 
 
-def _ends(run: Run) -> Json | None:
+def _rewards(run: Run) -> Json | None:
     """Mean reward of the first and of the last steps."""
-    by_step: dict[float, float] = {}
-    for row in run.metrics["orchestrator"]:
-        if (reward := row.get("reward/all/mean")) is not None:
-            by_step[row.get("step") or 0] = reward
-    values = [by_step[step] for step in sorted(by_step)]
-    if not values:
-        return None
-    first, last = values[:ENDS], values[-ENDS:]
-    return {"first": sum(first) / len(first), "last": sum(last) / len(last)}
+    rows = run.metrics["orchestrator"]
+    rewards = {int(row.get("step") or 0): reward for row in rows if (reward := row.get(REWARD)) is not None}
+    change = reward_change(rewards)
+    return None if change is None else {"first": change[0], "last": change[1]}

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from runtime.health import Health
-from runtime.health_poll import fetch_health
 from runtime.health_server import HealthServer
+from runtime.http_answer import ask_health
 from runtime.http_listener import listening
 from tests.ipv6 import needs_ipv6
 from tests.transport.weight_ranks import make_offer
@@ -41,7 +41,7 @@ def test_health_is_read_where_the_service_says(host: str) -> None:
     server = HealthServer(health, host=host, port=0)
     try:
         assert server.url == f"http://[::1]:{server.port}/health"
-        assert fetch_health(server.url)["status"] == "ok"
+        assert ask_health(server.url)[0]["status"] == "ok"
         with urllib.request.urlopen(server.url, timeout=30) as reply:
             assert json.load(reply)["service"] == "trainer"
     finally:

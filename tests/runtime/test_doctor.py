@@ -15,11 +15,10 @@ from rich.console import Console
 
 from runtime.cli import run
 from runtime.doctor_diagnosis import Condition, diagnose
-from runtime.doctor_evidence import Evidence, Life, ServiceEvidence, find_life, gather_evidence, probe_health
+from runtime.doctor_evidence import Evidence, Life, ServiceEvidence, find_life, gather_evidence
 from runtime.doctor_view import as_json, render
 from runtime.errors import StorageError, UserError
-from runtime.health import Health
-from runtime.health_server import HealthServer
+from runtime.http_answer import ask_health
 from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 from runtime.service_lock import Holder, describe_end, read_holder
@@ -166,21 +165,12 @@ def test_announced_service_without_a_lock_is_examined_too(run_dir: RunDir) -> No
     assert found.problem == "http://127.0.0.1:1/health: Connection refused"
 
 
-def test_report_of_a_service_that_is_not_healthy_counts() -> None:
-    server = HealthServer(Health("trainer", stall_timeout_s=60), host="127.0.0.1", port=0)
-    try:
-        assert probe_health(server.url, 5.0)[0]["status"] == "starting"
-        assert probe_health(server.url.replace("/health", "/metrics"), 5.0)[1].endswith("something else than a report")
-    finally:
-        server.close()
-
-
 def test_endpoint_that_never_answers_costs_only_the_timeout() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
-        assert probe_health(url, 0.2) == ({}, f"{url}: no answer in time")
+        assert ask_health(url, 0.2) == ({}, f"{url}: no answer in time")
 
 
 @pytest.mark.parametrize("argv", [[], ["--json"], ["a", "b"], ["--verbose"]])

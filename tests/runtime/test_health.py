@@ -10,11 +10,10 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from runtime.doctor_evidence import probe_health
 from runtime.errors import UserError
 from runtime.health import Health, Status
-from runtime.health_poll import fetch_health
 from runtime.health_server import HealthServer
+from runtime.http_answer import ask_health
 
 
 class Clock:
@@ -137,12 +136,17 @@ def test_endpoint_answers_503_until_ready_and_when_stalled(health: Health, clock
 
 def test_fetch_reads_the_report_of_a_stalled_service_too(health: Health, clock: Clock, server: HealthServer) -> None:
     clock.now += 11
-    assert fetch_health(server.url)["status"] == "stalled"
+    assert ask_health(server.url)[0]["status"] == "stalled"
+
+
+def test_what_is_no_report_is_said(server: HealthServer) -> None:
+    url = server.url.replace("/health", "/metrics")
+    assert ask_health(url) == ({}, f"{url} answers with something else than a report")
 
 
 def test_fetch_of_a_dead_service_is_empty(server: HealthServer) -> None:
     server.close()
-    assert fetch_health(server.url, timeout_s=1.0) == {}
+    assert ask_health(server.url, timeout_s=1.0)[0] == {}
 
 
 @pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
@@ -159,7 +163,7 @@ def test_fetch_of_a_service_that_dies_while_it_answers_is_empty(status: str) -> 
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
-        assert fetch_health(url, timeout_s=30.0) == {}
+        assert ask_health(url, timeout_s=30.0)[0] == {}
         thread.join(30)
 
 
@@ -168,18 +172,16 @@ def test_answer_that_is_nested_without_end_is_no_report() -> None:
     body = b"[" * 200_000
 
     def answer(listener: socket.socket) -> None:
-        for _ in range(2):
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
-        assert fetch_health(url, timeout_s=30.0) == {}
-        assert probe_health(url, 30.0) == ({}, f"{url} answers with something else than a report")
+        assert ask_health(url, 30.0) == ({}, f"{url} answers with something else than a report")
         thread.join(30)
 
 

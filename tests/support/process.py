@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.doctor_evidence import probe_health
 from runtime.health import Fact
+from runtime.http_answer import ask_health
 from runtime.run_dir import RunDir
 from tests.support.nursery import ROOT, Child, nursery, start_cold
 from tests.support.waiting import Condition, until
@@ -121,7 +121,7 @@ class Service(Process):
     def health(self) -> Mapping[str, Fact]:
         """What its announced health endpoint says; empty if it does not answer."""
         info = self.run_dir.read_services().get(self.name)
-        return {} if info is None else probe_health(info.health_url, timeout_s=1.0)[0]
+        return {} if info is None else ask_health(info.health_url, timeout_s=1.0)[0]
 
     def metrics_text(self) -> str:
         """Its Prometheus page."""

@@ -10,6 +10,7 @@ from orchestrator.pulse import Pulse, pipeline_facts, rejection_facts, trainer_f
 from runtime.health import Health
 from transport.outbox import Outbox
 from transport.peers import Peer
+from transport.positions import Done
 from transport.progress import PublishedWeights
 from transport.server import BatchServer
 
