@@ -11,7 +11,8 @@ from tests.docs.pages import ROOT, Text, blocks
 RUN = Path("runs") / "copy-text"
 FIRST_RUN = "rl @ configs/copy_text/rl.toml"
 """The command of the quick start that really runs."""
-NUM_STEPS = 50
+NUM_STEPS = 30
+"""The reward rises from 0.22 to 0.61 in them (measured); `test_circle` asks for a rise of 0.25."""
 SHORTER = ("--max-steps", str(NUM_STEPS), "--trainer-ranks", "2")
 OUTPUT = "output"
 _OWN = {"runs", "models"}
