@@ -4,6 +4,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.deploy.test_observability import OF_A_STEP, used_metrics
 from tests.docs.workspace import NUM_STEPS, OUTPUT, RUN
 from tests.integration.circle import ROOT, Finished, environment, run_rl
+from tests.support.process import Process
 from viewer.answers import answer
 from viewer.run import Run
 
@@ -67,10 +69,11 @@ def test_viewer_finds_a_good_and_a_bad_rollout_and_the_packed_rows_of_their_toke
             assert sequence["id"] in [one["id"] for one in answer(run, "packed_row", {"id": row_id})["sequences"]]
 
 
-def test_final_checkpoint_exports_to_a_model_with_the_published_weights(trained: Finished, tmp_path: Path) -> None:
+def test_final_checkpoint_exports_to_a_model_with_the_published_weights(
+    trained: Finished, tmp_path: Path, start: Callable[..., Process]
+) -> None:
     out = tmp_path / "exported"
-    command = [sys.executable, "-m", "trainer", "export", "--run", str(trained.path), "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=120)
+    start("trainer", "export", "--run", str(trained.path), "--out", str(out), warm=True).finish()
     exported = AutoModelForCausalLM.from_pretrained(out)
     published = AutoModelForCausalLM.from_pretrained(out)
     shards = sorted((trained.path / "weights" / f"v{NUM_STEPS:08d}").glob("*.safetensors"))
