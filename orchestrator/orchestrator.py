@@ -58,11 +58,11 @@ from orchestrator.rollout_log import RolloutLog
 from orchestrator.scheduler import EnvSlot, Scheduler
 from orchestrator.staleness_policy import make_lineup
 from orchestrator.state import STATE_NAME, describe_order, load_state, resume
-from runtime.errors import PeerLostError, StorageError
+from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health import Fact, Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
-from transport.errors import OutboxError
+from transport.errors import OutboxError, OutboxVersionError
 from transport.ledger_records import CancelReason
 from transport.outbox import Outbox
 from transport.server import BatchServer
@@ -338,8 +338,11 @@ class Orchestrator:
 
 
 def open_outbox(run_dir: RunDir, run_id: str, *, keep_retired: bool = False) -> Outbox:
-    """The durable batches of the run. Raises `StorageError` when they cannot be trusted."""
+    """The durable batches of the run. Raises `StorageError` when they cannot be trusted, `UserError` when another
+    version of tandem-rl wrote them."""
     try:
         return Outbox(run_dir.outbox, run_id, keep_retired=keep_retired)
+    except OutboxVersionError as error:
+        raise UserError(str(error)) from error
     except OutboxError as error:
         raise StorageError(str(error)) from error

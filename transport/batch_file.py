@@ -15,7 +15,7 @@ import numpy as np
 
 from transport.batch import EncodedBatch
 from transport.codec import decode_manifest, encode, frame_hash
-from transport.errors import OutboxError, SchemaMismatch, TransportError
+from transport.errors import OutboxError, OutboxVersionError, SchemaMismatch, TransportError
 from transport.manifest import BatchManifest
 from transport.tensor import Buffer
 
@@ -91,7 +91,7 @@ class BatchFile:
         try:
             return decode_manifest(data), _HEAD.size + size, num_bytes
         except SchemaMismatch as error:
-            raise OutboxError(
+            raise OutboxVersionError(
                 f"{self.path} is a batch of schema version {error.theirs}, this tandem-rl has {error.ours}: go on with "
                 "the tandem-rl that wrote it, or start a new run from the last weights that it published"
             ) from error

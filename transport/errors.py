@@ -12,6 +12,7 @@ TransportError
 ├── BindError           the address cannot be bound (port in use, say)
 ├── FrameTooLarge       a frame above the configured limit, seen before it is sent or decoded
 ├── OutboxError         a batch could not be stored or read back
+│   └── OutboxVersionError  the batch was written by another version of tandem-rl: no retry helps
 └── WeightsError        a weight manifest or shard is missing, torn or corrupt
 """
 
@@ -69,6 +70,10 @@ class FrameTooLarge(TransportError):
 
 class OutboxError(TransportError):
     """The outbox could not keep its promise."""
+
+
+class OutboxVersionError(OutboxError):
+    """A batch of another `SCHEMA_VERSION`."""
 
 
 class WeightsError(TransportError):

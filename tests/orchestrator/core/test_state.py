@@ -1,5 +1,6 @@
 """Where a run continues: derived from outbox and state, whatever instant the kill came at."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from orchestrator.examples import EnvShare
 from orchestrator.history import HISTORY_NAME, History
 from orchestrator.ledger import LEDGER_NAME, Ledger, read_ledger
 from orchestrator.lineup import Cut
+from orchestrator.orchestrator import open_outbox
 from orchestrator.rollout_log import RolloutLog
 from orchestrator.state import CutState, describe_order, load_state, save_state
 from orchestrator.state import resume as resume_from
+from runtime.errors import UserError
+from runtime.run_dir import RunDir
 from tests.orchestrator.core.builders import make_scored, make_ticket
 from transport.ledger_records import tally
-from transport.outbox import Outbox
+from transport.outbox import Outbox, batch_path
 from transport.positions import Done
 
 ORDER = describe_order(0, [EnvShare("copy", 40, 1.0)])
@@ -124,3 +128,12 @@ def test_a_kill_at_any_instant_of_a_cut_loses_no_position_and_repeats_none(tmp_p
         "trained@3": 2,
     }
     assert result.states["cancelled"] == (0 if kill_after == "outbox" else 4)
+
+
+def test_batches_of_another_version_are_a_users_mistake_that_no_restart_mends(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "golden")
+    run_dir.outbox.mkdir(parents=True)
+    older = Path(__file__).parents[2] / "golden" / "schema_2" / "batch.batch"
+    shutil.copy(older, batch_path(run_dir.outbox, 12))
+    with pytest.raises(UserError, match="schema version 2, this tandem-rl has 3: go on with the tandem-rl that wrote"):
+        open_outbox(run_dir, "golden")
