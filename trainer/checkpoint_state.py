@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from runtime.errors import StorageError, UserError
@@ -98,7 +98,7 @@ def load_tensors(folder: Path, state: TrainState, ranks: Ranks) -> None:
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Only the model's weights, whole, by their names, on the CPU."""
     reader = HuggingFaceStorageReader(str(folder))
-    state: STATE_DICT_TYPE = {
+    state = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
         for key, entry in _read_metadata(reader).items()
         if key.startswith(MODEL_PREFIX) and isinstance(entry, TensorStorageMetadata)
