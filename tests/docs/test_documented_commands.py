@@ -40,11 +40,6 @@ def test_the_run_that_was_really_made_is_that_of_the_quick_start() -> None:
     assert FIRST_RUN in [command.text for command in COMMANDS if command.page in ("README.md", "quick-start.md")]
 
 
-def test_a_command_that_nobody_knows_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="unknown command 'rl dance'"):
-        execute(["rl", "dance"])
-
-
 def test_a_key_that_does_not_exist_is_found() -> None:
     file = ROOT / "configs" / "copy_text" / "orchestrator.toml"
     with pytest.raises(UserError, match="stepps"):

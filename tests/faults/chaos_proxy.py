@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that misbehaves on demand: delay, cut, black-hole, trickle, corrupt, duplicate, swap, replay.
+"""A TCP proxy on loopback that misbehaves on demand: delay, cut, black-hole, trickle, duplicate, swap, replay.
 
 Runs its own event loop in a thread, so that plain tests and real subprocesses can use it alike:
 
@@ -31,14 +31,12 @@ MAX_REMEMBERED = 64
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to traffic, in both directions. Shares are probabilities per chunk or message."""
+    """What happens to traffic, in both directions. Shares are probabilities per message."""
 
     delay_s: float = 0.0
     black_hole: bool = False
     """Connections stay open, bytes are swallowed: a half-open link."""
     trickle_bytes_per_s: int | None = None
-    corrupt: float = 0.0
-    """Share of chunks in which one byte is flipped."""
     duplicate: float = 0.0
     """Share of ZMTP messages that are sent twice."""
     swap: float = 0.0
@@ -143,8 +141,6 @@ class ChaosProxy:
             return
         if faults.delay_s:
             await asyncio.sleep(faults.delay_s)
-        if faults.corrupt and self._random.random() < faults.corrupt:
-            chunk = self._flip_byte(chunk)
         if faults.trickle_bytes_per_s is None:
             writer.write(chunk)
             await writer.drain()
@@ -153,12 +149,6 @@ class ChaosProxy:
             writer.write(chunk[index : index + 1])
             await writer.drain()
             await asyncio.sleep(1 / faults.trickle_bytes_per_s)
-
-    def _flip_byte(self, chunk: bytes) -> bytes:
-        position = self._random.randrange(len(chunk))
-        flipped = bytearray(chunk)
-        flipped[position] ^= 1 << self._random.randrange(8)
-        return bytes(flipped)
 
     async def _chunks(self, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         while chunk := await reader.read(CHUNK_BYTES):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from tests.faults.chaos_proxy import MAX_HELD_S, ChaosProxy, Faults
+from tests.faults.chaos_proxy import ChaosProxy, Faults
 
 Pair = tuple[ChaosProxy, zmq.Socket[bytes], zmq.Socket[bytes]]
 
@@ -46,29 +46,6 @@ def receive_all(server: "zmq.Socket[bytes]", timeout_ms: int = 500) -> list[list
     return messages
 
 
-def test_clean_proxy_forwards_every_message(pair: Pair) -> None:
-    _, client, server = pair
-    for number in range(100):
-        client.send_multipart([b"%d" % number, b"x" * 1000])
-    assert [message[0] for message in receive_all(server)] == [b"%d" % number for number in range(100)]
-
-
-def test_black_hole_swallows_without_closing(pair: Pair) -> None:
-    proxy, client, server = pair
-    proxy.faults = Faults(black_hole=True)
-    client.send(b"lost")
-    assert receive_all(server) == []
-    assert proxy.num_connections == 1
-
-
-def test_cut_connection_is_made_again(pair: Pair) -> None:
-    proxy, client, server = pair
-    reconnect(proxy, client, Faults())
-    client.send(b"after")
-    assert server.poll(5000)
-    assert server.recv() == b"after"
-
-
 def test_duplicate_and_swap_keep_messages_whole(pair: Pair) -> None:
     proxy, client, server = pair
     reconnect(proxy, client, Faults(duplicate=0.5, swap=0.5))
@@ -79,16 +56,6 @@ def test_duplicate_and_swap_keep_messages_whole(pair: Pair) -> None:
     assert len(received) > 50
     assert received != sorted(received)
     assert proxy.num_faults["duplicate"] == len(received) - 50
-
-
-def test_a_message_to_be_swapped_without_a_successor_is_late(pair: Pair) -> None:
-    proxy, client, server = pair
-    reconnect(proxy, client, Faults(swap=1.0))
-    start = time.monotonic()
-    client.send(b"alone")
-    assert server.poll(5000)
-    assert server.recv() == b"alone"
-    assert time.monotonic() - start >= MAX_HELD_S
 
 
 def test_replay_brings_old_messages_again(pair: Pair) -> None:
@@ -109,11 +76,3 @@ def test_trickle_slows_a_message_down(pair: Pair) -> None:
     client.send(b"x" * 50)
     assert server.poll(5000)
     assert time.monotonic() - start > 0.3
-
-
-def test_corruption_reaches_the_peer_or_breaks_the_link(pair: Pair) -> None:
-    proxy, client, server = pair
-    proxy.faults = Faults(corrupt=1.0)
-    for _ in range(20):
-        client.send(b"a" * 1000)
-    assert receive_all(server) != [[b"a" * 1000]] * 20

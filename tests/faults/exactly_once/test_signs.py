@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.exactly_once import signs
-from tests.faults.exactly_once.evidence import RetirementWatch, check_outbox, read_lineage
+from tests.faults.exactly_once.evidence import RetirementWatch, check_outbox
 
 
 @pytest.fixture
@@ -19,11 +19,6 @@ def run(tmp_path: Path) -> Path:
 def write(path: Path, **content: object) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
-
-
-def test_an_untouched_run_shows_no_sign(run: Path) -> None:
-    assert {name: sign(run) for each in signs.SIGNS.values() for name, sign in each.items() if sign(run)} == {}
-    assert signs.run_over(run) is None
 
 
 def test_state_that_is_ahead_of_the_outbox_is_seen(run: Path) -> None:
@@ -76,14 +71,3 @@ def test_an_outbox_that_lacks_a_kept_batch_is_noticed(run: Path) -> None:
         check_outbox(run, 4)
     (run / "outbox" / "step-00000003.batch").touch()
     check_outbox(run, 4)
-
-
-def test_lineage_leaves_out_what_a_return_to_a_checkpoint_took_back(run: Path) -> None:
-    steps = [1, 2, 3, 4, 3, 4, 5, 3, 4]
-    (run / "metrics" / "trainer.jsonl").write_text("".join(f'{{"step": {step}, "time": 0}}\n' for step in steps))
-    assert read_lineage(run) == ((1, 2, 3, 4), 5)
-
-
-def test_a_lineage_with_a_gap_shows_it(run: Path) -> None:
-    (run / "metrics" / "trainer.jsonl").write_text('{"step": 1, "time": 0}\n{"step": 3, "time": 0}\n')
-    assert read_lineage(run) == ((1, 3), 0)
