@@ -95,14 +95,14 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
-# The long form of tests/faults: about 90 minutes on two quiet cores; figures go to benchmarks/results/faults.json.
+# Fault tests with large numbers: about 90 minutes on two quiet cores; figures go to benchmarks/results/faults.json.
+# A few minutes, figures printed only: make faults KILLS=4 FRAMES=20000 MINUTES=1
+KILLS ?= 200
+FRAMES ?= 1000000
+MINUTES ?= 30
+
 faults: $(INSTALLED)
-	$(BIN)/python -m benchmarks.faults exactly-once --kills 200
-	$(BIN)/python -m benchmarks.checkpoint_kills --kills 200
-	$(BIN)/python -m benchmarks.checkpoint_kills --kills 50 --background
-	$(BIN)/python -m benchmarks.hostile_frames --frames 1000000
-	$(BIN)/python -m benchmarks.liveness
-	$(BIN)/python -m benchmarks.soak --minutes 30
+	$(BIN)/python -m pytest tests/faults -m long -v --kills $(KILLS) --frames $(FRAMES) --minutes $(MINUTES) $(PYTEST_ARGS)
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -1,7 +1,6 @@
 """A soak: a run that goes on and on, its connections cut now and then, while memory, descriptors, threads are counted.
 
-Short in CI (`test_leaks.py`), long as `python -m benchmarks.soak`. The orchestrator is the real one with the scripted
-engine, so steps come about a thousand times as fast as in earnest.
+The orchestrator is the real one with the scripted engine, so steps come about a thousand times as fast as in earnest.
 """
 
 import statistics

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from benchmarks.attacked_server import NUM_SAMPLES, RUN, make_batch
-from benchmarks.hostile_frames import Attacker, Victim, attacked_server
+from tests.faults.security.attacked_server import NUM_SAMPLES, RUN, first_batch
+from tests.faults.security.hostile_frames import Attacker, Victim, attacked_server
 from tests.support.waiting import until
 from transport.client import BatchClient
 from transport.limits import Limits
@@ -40,7 +40,7 @@ class Siege:
         return int(self.victim.endpoint.rpartition(":")[2])
 
     def serves(self) -> bool:
-        return len(self.honest.samples(make_batch().manifest, range(NUM_SAMPLES))) == NUM_SAMPLES
+        return len(self.honest.samples(first_batch().manifest, range(NUM_SAMPLES))) == NUM_SAMPLES
 
     @property
     def num_rejected(self) -> int:

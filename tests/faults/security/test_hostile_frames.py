@@ -1,6 +1,6 @@
 """Hostile messages against a live batch server: it lives, its memory stays flat, and an honest trainer is served.
 
-The long form, a million messages, is `python -m benchmarks.hostile_frames`.
+`--frames 1000000` is the long form (`make faults`).
 """
 
 import itertools
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.hostile_frames import Attacker, attack
-from benchmarks.hostile_messages import KINDS, MESSAGES, MIX, hostile_messages
+from tests.faults.conftest import Record
+from tests.faults.security.hostile_frames import Attacker, attack
+from tests.faults.security.hostile_messages import KINDS, MESSAGES, MIX, hostile_messages
 from tests.support.fakes import Served
 from tests.transport.samples import RUN, make_batch
 from transport.client import BatchClient
@@ -27,14 +28,19 @@ from transport.outbox import Outbox
 NUM_FRAMES = 30_000
 
 
-def test_tens_of_thousands_of_hostile_messages_change_nothing(tmp_path: Path) -> None:
-    figures = attack(tmp_path, NUM_FRAMES, seed=7)
+@pytest.mark.long
+def test_tens_of_thousands_of_hostile_messages_change_nothing(
+    tmp_path: Path, frames: int | None, record: Record
+) -> None:
+    num_frames = frames or NUM_FRAMES
+    figures = attack(tmp_path, num_frames, seed=7)
     assert figures["crashes"] == 0
     assert figures["honest_fetches"] > 100
     rejected = figures["rejected"]
     assert isinstance(rejected, dict)
-    assert rejected["garbage"] > NUM_FRAMES / 2
+    assert rejected["garbage"] > num_frames / 2
     assert figures["log_lines"] < 12, "a line per kind of offence, not per offence"
+    record("hostile_frames", figures)
 
 
 def test_the_mix_has_every_kind_of_message_and_is_reproducible() -> None:

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.hostile_frames import Attacker
-from benchmarks.hostile_messages import MESSAGES, hostile_messages
+from tests.faults.security.hostile_frames import Attacker
+from tests.faults.security.hostile_messages import MESSAGES, hostile_messages
 from tests.transport.weight_ranks import Tensors, WeightRanks
 from transport.codec import encode
 from transport.manifest import SCHEMA_VERSION

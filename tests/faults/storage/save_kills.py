@@ -1,4 +1,4 @@
-"""`kill -9` in checkpoint saves, and what is left: shared by the test and by the long form.
+"""`kill -9` in checkpoint saves, and what is left.
 
 A child trains and saves at every step, and says so on a pipe; it is killed some random time after a save has begun, or
 when the save has written a given file. The parent then resumes as a new trainer would. Training is deterministic, so

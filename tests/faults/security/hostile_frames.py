@@ -1,18 +1,13 @@
-"""A million hostile messages against a live batch server, while an honest trainer fetches from it.
+"""Hostile messages against a live batch server, while an honest trainer fetches from it.
 
-    python -m benchmarks.hostile_frames --frames 1000000
-
-One attacker reads its answers, the other lets them pile up; both come back on new connections. The
-figures go to section `hostile_frames` of `results/faults.json`; any crash, change of the outbox, damaged sample or
-growth above the limit is an error.
+One attacker reads its answers, the other lets them pile up; both come back on new connections. Any crash, change of the
+outbox, damaged sample or growth above the limit is an error.
 """
 
-import argparse
 import itertools
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,9 +18,9 @@ from pathlib import Path
 import psutil
 import zmq
 
-from benchmarks.attacked_server import NUM_SAMPLES, RUN, make_batch
-from benchmarks.fault_results import Figures, record
-from benchmarks.hostile_messages import hostile_messages
+from tests.faults.conftest import Figures
+from tests.faults.security.attacked_server import NUM_SAMPLES, RUN, first_batch
+from tests.faults.security.hostile_messages import hostile_messages
 from transport.client import BatchClient
 from transport.codec import encode
 from transport.errors import TransportError
@@ -57,7 +52,7 @@ class HonestTrainer:
             self.error = error
 
     def _fetch(self) -> None:
-        batch = make_batch()
+        batch = first_batch()
         expected = list(batch.frames)
         with BatchClient(self.endpoint, RUN, connect_timeout_s=30, lost_timeout_s=60) as client:
             client.hello()
@@ -134,7 +129,7 @@ class Victim:
 def attacked_server(folder: Path) -> Iterator[Victim]:
     """A server that must live until the block ends."""
     with (folder / "server.log").open("wb") as log:
-        command = [sys.executable, "-m", "benchmarks.attacked_server", str(folder / "outbox")]
+        command = [sys.executable, "-m", f"{__package__}.attacked_server", str(folder / "outbox")]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     assert server.stdout is not None
     try:
@@ -194,19 +189,3 @@ def send_all(endpoint: str, messages: Iterator[list[bytes]]) -> None:
     for attacker in attackers:
         attacker.sync()
         attacker.close()
-
-
-def main() -> None:
-    """Attack, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        figures = attack(Path(folder), arguments.frames, arguments.seed)
-    record("hostile_frames", figures)
-    print(figures)
-
-
-if __name__ == "__main__":
-    main()
