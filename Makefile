@@ -30,7 +30,7 @@ VLLM_TESTS := tests/inference/test_engine_contract.py tests/inference/test_pictu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport orchestrator trainer inference runtime viewer examples
 LINTED := $(CODE) tests benchmarks
-BENCHES := async_vs_sync engines http_client lm_head multimodal packing pictures_in_flight scheduler trainer viewer weights wire
+BENCHES := async_vs_sync engines lm_head multimodal packing pictures_in_flight scheduler trainer viewer weights wire
 
 # Without bytecode every process compiles torch and transformers anew: imports take twice as long.
 unexport PYTHONDONTWRITEBYTECODE

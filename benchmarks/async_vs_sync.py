@@ -1,6 +1,6 @@
 """What asynchrony buys and costs: the real orchestrator, synchronous and under each staleness policy, all else equal.
 
-    python -m benchmarks.async_vs_sync [--out benchmarks/results/async_vs_sync.json]
+    python -m benchmarks.async_vs_sync [--steps 20] [--median-s 0.4]
 
 Every answer takes a log-normal time (sigma 1.0, cut off at `CAP` medians, as `max_tokens` does) and has as many tokens
 in proportion; the engine runs `BATCH_SIZE` rollouts at a time however long they take. The trainer is the real client
@@ -13,10 +13,8 @@ that the engine was asked for, `waste` the share of these that was not trained: 
 what the end of the run cut off.
 """
 
-import argparse
 import asyncio
 import json
-import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +23,7 @@ import numpy as np
 import uvloop
 from loguru import logger
 
+from benchmarks import harness
 from benchmarks.standins import StandInEnv
 from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config import OrchestratorConfig
@@ -36,18 +35,10 @@ from runtime.run_dir import RunDir
 from transport.generation import GenerateRequest
 from transport.server import BatchServer
 
-RESULTS = Path(__file__).parent / "results" / "async_vs_sync.json"
 BATCH_SIZE, GROUP_SIZE = 64, 8
 SIGMA, CAP = 1.0, 8.0
 MEDIAN_TOKENS = 40
-CASES = (
-    ("wait", 0),
-    ("wait", 1),
-    ("wait", 2),
-    ("wait", 4),
-    ("drop", 1),
-    ("drop", 2),
-)
+CASES = (("wait", 0), ("wait", 1), ("wait", 2), ("wait", 4), ("drop", 1), ("drop", 2))
 """Policy and `max_staleness`; the first is the synchronous run that the others are compared with."""
 LOADS = (1.0, 2.0)
 DEADLINE_S = 600.0
@@ -143,30 +134,23 @@ def compare(steps: int, median_s: float, load: float) -> list[Figures]:
     return runs
 
 
-def main() -> None:
-    """Measure, print, and keep the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="batches of one run")
-    parser.add_argument("--median-s", type=float, default=0.4, help="median time of one answer")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+def measure(steps: int, median_s: float) -> dict[str, object]:
+    """`steps` batches a run; `median_s` is the median time of one answer."""
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    runs = [run for load in LOADS for run in compare(arguments.steps, arguments.median_s, load)]
-    results = {
-        "python": platform.python_version(),
+    runs = [run for load in LOADS for run in compare(steps, median_s, load)]
+    return {
         "batch_size": BATCH_SIZE,
         "group_size": GROUP_SIZE,
         "sigma": SIGMA,
         "cap_in_medians": CAP,
-        "median_s": arguments.median_s,
-        "generation_s_per_batch": ModelledEngine(arguments.median_s).step_s,
-        "steps": arguments.steps,
+        "median_s": median_s,
+        "generation_s_per_batch": ModelledEngine(median_s).step_s,
+        "steps": steps,
         "runs": runs,
     }
-    arguments.out.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    harness.main("async_vs_sync", __doc__, measure, steps=20, median_s=0.4)

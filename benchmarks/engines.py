@@ -1,6 +1,6 @@
 """Tokens per second of the torch engine beside Hugging Face `generate`, same model, same batch, same run.
 
-    python benchmarks/engines.py [--out benchmarks/results/engines.json]
+    python -m benchmarks.engines
 
 Tiny Qwen3 (hidden 64, 2 layers, 4 heads, vocabulary 48), prompts of 34 tokens, 128 sampled tokens each, one thread.
 The engine returns exact log probabilities; `hf_generate` returns tokens only, `hf_generate_logprobs` also computes
@@ -8,14 +8,9 @@ them, as reinforcement learning needs. `varied` asks for 16 to 128 tokens: conti
 Figures are sampled tokens per CPU second (the machine may be shared), best of several interleaved repeats.
 """
 
-import argparse
 import asyncio
-import json
-import os
-import platform
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +19,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks import harness
 from inference.config import ModelConfig
 from inference.engine import EngineLimits
 from inference.generation import Job
@@ -112,7 +108,7 @@ async def run_engine(engine: TorchEngine, load: Load) -> None:
     assert sum(len(completion.token_ids) for completion in completions) == load.num_tokens
 
 
-async def measure(folder: Path, model: PreTrainedModel) -> dict[str, dict[str, float]]:
+async def compare(folder: Path, model: PreTrainedModel) -> dict[str, dict[str, float]]:
     """Tokens per CPU second by load and contestant; the contestants take turns."""
     engine = make_engine(folder)
     results = {}
@@ -135,24 +131,15 @@ def keep_best(best: dict[str, float], name: str, load: Load, started: float) -> 
     best[name] = max(best.get(name, 0.0), round(load.num_tokens / (time.process_time() - started), 1))
 
 
-def main(argv: "list[str] | None" = None, show: Callable[[str], None] = print) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "engines.json")
-    out: Path = parser.parse_args(argv).out
+def measure() -> dict[str, object]:
+    """All loads, with a model of our own."""
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     model = make_model()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        results = asyncio.run(measure(Path(folder), model))
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), **versions}
-    report = {"unit": "sampled tokens per CPU second", "machine": machine, "results": results}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-    for name, row in results.items():
-        show(f"{name:>12}  " + "  ".join(f"{key} {value:g}" for key, value in row.items()))
+        return {"unit": "sampled tokens per CPU second", "results": asyncio.run(compare(Path(folder), model))}
 
 
 if __name__ == "__main__":
-    main()
+    harness.main("engines", __doc__, measure)

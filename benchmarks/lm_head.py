@@ -1,6 +1,6 @@
 """The tiled head beside the plain one: time and peak memory of log probabilities, entropies and their gradients.
 
-    python -m benchmarks.lm_head [--out benchmarks/results/lm_head.json]
+    python -m benchmarks.lm_head
 
 Each measurement is a process of its own. Time is CPU time of one thread, best of several repeats, both heads in one
 process, in turns. Extra memory is the rise of the process's peak resident size (`ru_maxrss`) over its value when
@@ -8,19 +8,17 @@ weights, hidden states and their gradients are all allocated: what a head needs 
 computes what the trainer needs in the fewest operations we know: log_softmax with gradient, entropy without.
 """
 
-import argparse
 import json
-import platform
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks import harness
 from trainer.logprobs import TokenScores, token_scores
 
 TIMED = (2048, 65536, 256)
@@ -92,39 +90,26 @@ def in_process(*arguments: str) -> dict[str, float]:
 
 def measure() -> dict[str, object]:
     """All figures."""
-    seconds = in_process("--measure", "times")
+    seconds = in_process("times")
     memory = {}
     for num_tokens, vocabulary, hidden_size in SIZES:
         size = f"T={num_tokens} V={vocabulary} H={hidden_size}"
-        memory[size] = {
-            name: round(in_process("--measure", name, "--tokens", str(num_tokens))["extra_mib"], 1) for name in HEADS
-        }
+        memory[size] = {name: round(in_process(name, str(num_tokens))["extra_mib"], 1) for name in HEADS}
     return {
-        "seconds": {name: round(value, 2) for name, value in seconds.items()},
-        "time_tiled_over_plain": round(seconds["tiled"] / seconds["plain"], 3),
-        "extra_mib": memory,
+        "results": {
+            "seconds": {name: round(value, 2) for name, value in seconds.items()},
+            "time_tiled_over_plain": round(seconds["tiled"] / seconds["plain"], 3),
+            "extra_mib": memory,
+        }
     }
 
 
-def main() -> None:
-    """Measure, print and write; or, in a process of its own, one measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "lm_head.json")
-    parser.add_argument("--measure", choices=["times", *HEADS])
-    parser.add_argument("--tokens", type=int, default=TIMED[0])
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if arguments.measure is not None:
-        is_times = arguments.measure == "times"
-        found = measure_times() if is_times else measure_memory(arguments.measure, arguments.tokens, *TIMED[1:])
-        print(json.dumps(found))
-        return
-    results = measure()
-    print(json.dumps(results, indent=2))
-    measured = {"machine": platform.machine(), "torch": torch.__version__, "results": results}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(measured, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    match sys.argv[1:]:
+        case ["times"]:
+            print(json.dumps(measure_times()))
+        case ["plain" | "tiled" as head, tokens]:
+            print(json.dumps(measure_memory(head, int(tokens), *TIMED[1:])))
+        case _:
+            harness.main("lm_head", __doc__, measure)

@@ -1,40 +1,31 @@
 """256 samples with 1 MB of pixels each, from the orchestrator's memory to the trainer's tensors, over a real link.
 
-    python -m benchmarks.multimodal [--out benchmarks/results/multimodal.json]
+    python -m benchmarks.multimodal
 
 Two processes: one cuts, stores and serves batches as the orchestrator does, this one fetches, checks and merges them as
 a trainer does. Times are CPU seconds of both (the machine may be shared), kernel included. `tcp` sends them over
 loopback, `ipc` over a Unix socket. They take turns for several rounds. A stage counts with its best batch, and beside
 it with its median.
 
-Every time that the pixels are gone through is counted. A copy reads them in one place and writes them to another, be it
-by us or by the kernel for us; what the disk and a network card fetch for themselves is none. A read writes nothing.
+A copy of the pixels reads them in one place and writes them to another, be it by us or by the kernel for us; what the
+disk and a network card fetch for themselves is none, nor is a hash.
 
-    cut      copy: encode                                        read: hash
-    store    copy: encode, from our memory to the page cache
-    serve    copy: page cache to the socket                      read: hash
-    fetch    copy: socket to the trainer's memory                read: hash
-    take in                                                      read: finite?
-    merge    copy: into the tensor of a micro batch
+    cut      encode
+    store    encode, from our memory to the page cache
+    serve    page cache to the socket
+    fetch    socket to the trainer's memory
 
 `memcpy` goes through as many bytes, piece by piece, between buffers that were used before; its turns come between the
-batches. `memcpy_fresh` is into memory that is kept, so that the kernel has to find pages for it. "Shipped" are the
-first four stages, samples to samples. `copy_over_memcpy` credits copies alone and charges everything else to them: the
-hashes, the file system, TCP, Python. `pass_over_memcpy` credits the reads, too. `plain_calls` is what system calls
-alone reach by the same measure over a socket (benchmarks/plain_calls.py).
+batches. "Shipped" are these four stages, samples to samples. `copy_over_memcpy` charges everything else to the copies:
+the hashes, the file system, TCP, Python.
 """
 
-import argparse
 import asyncio
-import json
 import multiprocessing
-import os
-import platform
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,7 +34,10 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks import plain_calls
+from benchmarks import harness
+from trainer.images.inputs import merge_images
+from trainer.images.intake import take_in
+from trainer.images.spec import ImageSpec
 from trainer.kept_memory import keep_freed_memory
 from transport.batch import build_batch
 from transport.client import BatchClient
@@ -62,18 +56,12 @@ GRID = (1, 16, 14)
 NUM_TEXT_TOKENS = 72
 SAMPLE_BYTES = 224 * PATCH_NUMBERS * 4
 TOTAL_BYTES = NUM_SAMPLES * SAMPLE_BYTES
-PASSES = {
-    "cut": (1, 1),
-    "store": (2, 0),
-    "serve": (1, 1),
-    "fetch": (1, 1),
-    "take_in": (0, 1),
-    "merge": (1, 0),
-}
-"""(copies, reads) of the pixels in each stage."""
+STAGES = ("cut", "store", "serve", "fetch", "take_in", "merge")
 SHIPPED = ("cut", "store", "serve", "fetch")
+COPIES = 5
+"""Of the pixels in the stages that ship them."""
+WAYS = ("tcp", "ipc")
 WAIT_S = 300.0
-
 
 Seconds = dict[str, list[float]]
 """CPU seconds of every batch, by stage."""
@@ -84,8 +72,7 @@ class Stored:
     """What the orchestrator's process says in the end."""
 
     seconds: Seconds
-    peak_bytes: int
-    before_bytes: int
+    memory_over_data: float
 
 
 def make_sample(number: int) -> TrainingSample:
@@ -114,40 +101,25 @@ def make_sample(number: int) -> TrainingSample:
     )
 
 
-def cpu_s(action: Callable[[], object]) -> float:
-    started = time.process_time()
-    action()
-    return time.process_time() - started
-
-
 class Memcpy:
     """Copies as many bytes as a batch has, in pieces of one sample."""
 
     def __init__(self) -> None:
         self._source = np.ones((NUM_SAMPLES, SAMPLE_BYTES), dtype=np.uint8)
         self._target = np.zeros_like(self._source)
-        self.warm()
+        self.copy()
 
-    def warm(self) -> None:
+    def copy(self) -> None:
         for row in range(NUM_SAMPLES):
             self._target[row] = self._source[row]
-
-    def fresh(self) -> list[bytes]:
-        return [self._source[row].tobytes() for row in range(NUM_SAMPLES)]
 
 
 # --- the orchestrator's process -----------------------------------------------------------------------------------
 
 
-def memory_bytes(name: str) -> int:
-    """`VmRSS` or `VmHWM` of this process. (getrusage would count what the parent had when it forked.)"""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
 def orchestrate(directory: Path, endpoint: str, pipe: Connection) -> None:
     """Hold the samples, cut and store them as several batches, serve them until told to stop."""
-    before = memory_bytes("VmRSS")
+    before = harness.memory_bytes()
     samples = [make_sample(number) for number in range(NUM_SAMPLES)]
     outbox = Outbox(directory, RUN)
     seconds: Seconds = {"cut": [], "store": []}
@@ -155,9 +127,9 @@ def orchestrate(directory: Path, endpoint: str, pipe: Connection) -> None:
         started = time.process_time()
         batch = build_batch(RUN, step, samples)
         seconds["cut"].append(time.process_time() - started)
-        seconds["store"].append(cpu_s(lambda batch=batch: outbox.put(batch)))  # type: ignore[misc]
+        seconds["store"].append(harness.best_s(lambda batch=batch: outbox.put(batch), repeats=1))
     uvloop.run(serve_until_told(outbox, endpoint, pipe))
-    pipe.send(Stored(seconds, memory_bytes("VmHWM"), before))
+    pipe.send(Stored(seconds, (harness.memory_bytes("VmHWM") - before) / TOTAL_BYTES))
 
 
 async def serve_until_told(outbox: Outbox, endpoint: str, pipe: Connection) -> None:
@@ -186,10 +158,6 @@ async def serve_until_told(outbox: Outbox, endpoint: str, pipe: Connection) -> N
 
 def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, list[float]]:
     """(seconds of serving, of our own stages and of memcpy, wall seconds of each fetch)."""
-    from trainer.images.inputs import merge_images
-    from trainer.images.intake import take_in
-    from trainer.images.spec import ImageSpec
-
     spec = ImageSpec(IMAGE_TOKEN, MERGE, PATCH_NUMBERS)
     seconds: Seconds = {stage: [] for stage in ("serve", "fetch", "take_in", "merge", "memcpy")}
     walls = []
@@ -206,7 +174,7 @@ def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, lis
             for first in range(0, NUM_SAMPLES, MICRO_BATCH_SAMPLES):
                 merge_images([intake.samples[first + place] for place in range(MICRO_BATCH_SAMPLES)], spec, 0)
             marks.append(time.process_time())
-            memcpy.warm()
+            memcpy.copy()
             marks.append(time.process_time())
             spent = [_served_s(pipe) - served, *np.diff(marks).tolist()]
             for stage, stage_s in zip(seconds, spent, strict=True):
@@ -235,7 +203,7 @@ def run_both(way: str, memcpy: Memcpy) -> tuple[Seconds, list[float], float]:
         finally:
             process.kill()
             process.join()
-    return stored.seconds | seconds, walls, (stored.peak_bytes - stored.before_bytes) / TOTAL_BYTES
+    return stored.seconds | seconds, walls, stored.memory_over_data
 
 
 def _answer(pipe: Connection) -> Any:
@@ -244,98 +212,42 @@ def _answer(pipe: Connection) -> Any:
     return pipe.recv()
 
 
-def stage_row(stage: str, seconds: Seconds) -> dict[str, float]:
-    copies, reads = PASSES[stage]
-    best_s = min(seconds[stage])
-    return {
-        "cpu_s": best_s,
-        "cpu_s_median": statistics.median(seconds[stage]),
-        "copies": copies,
-        "reads": reads,
-        "gb_s_per_pass": (copies + reads) * TOTAL_BYTES / 1e9 / best_s,
-        "pass_over_memcpy": (copies + reads) * min(seconds["memcpy"]) / best_s,
-    }
-
-
-def shipped_row(seconds: Seconds, fresh_s: float) -> dict[str, float]:
-    """All four stages together."""
+def shipped(seconds: Seconds) -> dict[str, float]:
+    """All stages that ship the pixels, together."""
     best_s, median_s = (sum(kind(seconds[stage]) for stage in SHIPPED) for kind in (min, statistics.median))
-    copies, reads = (sum(PASSES[stage][kind] for stage in SHIPPED) for kind in (0, 1))
-    memcpy_s = min(seconds["memcpy"])
     return {
         "cpu_s": best_s,
         "cpu_s_median": median_s,
-        "copies": copies,
-        "reads": reads,
-        "copy_over_memcpy": copies * memcpy_s / best_s,
-        "copy_over_memcpy_median": copies * statistics.median(seconds["memcpy"]) / median_s,
-        "pass_over_memcpy": (copies + reads) * memcpy_s / best_s,
-        "copy_over_memcpy_fresh": copies * fresh_s / best_s,
+        "copies": COPIES,
+        "copy_over_memcpy": COPIES * min(seconds["memcpy"]) / best_s,
+        "copy_over_memcpy_median": COPIES * statistics.median(seconds["memcpy"]) / median_s,
     }
 
 
-def plain_row(plain_s: list[float], memcpy_s: list[float]) -> dict[str, float]:
-    return {
-        "cpu_s": min(plain_s),
-        "cpu_s_median": statistics.median(plain_s),
-        "copies": plain_calls.COPIES,
-        "copy_over_memcpy": plain_calls.COPIES * min(memcpy_s) / min(plain_s),
-        "copy_over_memcpy_median": plain_calls.COPIES * statistics.median(memcpy_s) / statistics.median(plain_s),
-    }
-
-
-def measure(ways: Sequence[str], memcpy: Memcpy, fresh_s: float) -> dict[str, dict[str, object]]:
+def measure() -> dict[str, object]:
     """Every way, in turns."""
-    seconds: dict[str, Seconds] = {way: defaultdict(list) for way in ways}
-    walls, memory, plain = ({way: list[float]() for way in ways} for _ in range(3))
+    keep_freed_memory(on_gpu=False)
+    memcpy = Memcpy()
+    seconds: dict[str, Seconds] = {way: defaultdict(list) for way in WAYS}
+    walls, memory = ({way: list[float]() for way in WAYS} for _ in range(2))
     for _ in range(NUM_ROUNDS):
-        for way in ways:
+        for way in WAYS:
             new_seconds, new_walls, new_memory = run_both(way, memcpy)
             walls[way] += new_walls
             memory[way].append(new_memory)
-            plain[way] += plain_calls.ship(way, NUM_SAMPLES, SAMPLE_BYTES)
             for stage, values in new_seconds.items():
                 seconds[way][stage] += values
-    return {
+    workload = {"samples": NUM_SAMPLES, "pixel_bytes": SAMPLE_BYTES, "batches": NUM_BATCHES, "rounds": NUM_ROUNDS}
+    return {"workload": workload} | {
         way: {
             "memcpy_gb_s": TOTAL_BYTES / min(seconds[way]["memcpy"]) / 1e9,
-            "stages": {stage: stage_row(stage, seconds[way]) for stage in PASSES},
-            "shipped": shipped_row(seconds[way], fresh_s) | {"fetch_wall_s": min(walls[way])},
+            "stages_cpu_s": {stage: min(seconds[way][stage]) for stage in STAGES},
+            "shipped": shipped(seconds[way]) | {"fetch_wall_s": min(walls[way])},
             "orchestrator_memory_over_data": max(memory[way]),
-            "plain_calls": plain_row(plain[way], seconds[way]["memcpy"]),
         }
-        for way in ways
+        for way in WAYS
     }
-
-
-def run() -> dict[str, object]:
-    load = os.getloadavg()[0]
-    memcpy = Memcpy()
-    fresh_s = min(cpu_s(memcpy.fresh) for _ in range(3))
-    keep_freed_memory(on_gpu=False)
-    return {
-        "workload": {
-            "samples": NUM_SAMPLES,
-            "pixel_bytes": SAMPLE_BYTES,
-            "batches": NUM_BATCHES,
-            "rounds": NUM_ROUNDS,
-        },
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": load},
-        "memcpy_fresh_gb_s": TOTAL_BYTES / fresh_s / 1e9,
-        "targets": {"copy_over_memcpy": {"at_least": 0.5}, "orchestrator_memory_over_data": {"at_most": 1.3}},
-        **measure(("tcp", "ipc"), memcpy, fresh_s),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "multimodal.json")
-    options = parser.parse_args()
-    results = run()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    harness.main("multimodal", __doc__, measure)

@@ -1,19 +1,16 @@
 """What pictures cost the orchestrator in memory: 256 rollouts in flight, with 1 MB of pixels each, then their batch.
 
-    python -m benchmarks.pictures_in_flight [--out benchmarks/results/pictures_in_flight.json]
+    python -m benchmarks.pictures_in_flight
 
 Resident memory of a fresh process that plays the orchestrator: real sessions and the real HTTP client, at an engine in
 another process that answers nobody before all have asked. `held` is each different picture once. Every rollout has a
 picture of its own (`group_size_1`), or sixteen share one. `benchmarks/multimodal.py` measures the way to the trainer.
 """
 
-import argparse
 import asyncio
 import base64
 import io
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -25,6 +22,7 @@ import uvloop
 from aiohttp import web
 from PIL import Image
 
+from benchmarks import harness
 from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.gateway.session import SamplingPlan, Session
@@ -37,14 +35,10 @@ from transport.generation import GENERATE_PATH, MSGPACK, GenerateReply, Generate
 from transport.sample import VersionSpan
 from transport.tensor import EncodedTensor
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "pictures_in_flight.json"
 NUM_ROLLOUTS = 256
 SIDE = 296
 """Pixels of a picture's side: 1.05 MB as float32 patches of one frame."""
 RUN = "bench"
-SERVE = "serve"
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def serve_waiting(num_rollouts: int) -> None:
@@ -78,11 +72,6 @@ def serve_waiting(num_rollouts: int) -> None:
     asyncio.run(serve())
 
 
-def resident_bytes() -> int:
-    """Of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
-
-
 def message(number: int) -> dict[str, object]:
     """A message with picture `number`: noise, packed so that its file is small against its patches."""
     values = np.random.default_rng(number).integers(0, 256, (SIDE // 8, SIDE // 8, 3), dtype=np.uint8)
@@ -99,11 +88,11 @@ async def measure_memory(url: str, folder: Path, num_rollouts: int, group_size: 
     await engine.start()
     plans = [SamplingPlan(f"env/{number // group_size}/0#{number}", 0, 1.0, 8) for number in range(num_rollouts)]
     sessions = [Session(engine, tokenizer, plan) for plan in plans]
-    before = resident_bytes()
+    before = harness.memory_bytes()
     watch = asyncio.create_task(_peak())
     await asyncio.gather(*(played.complete([message(i // group_size)]) for i, played in enumerate(sessions)))
     watch.cancel()
-    in_flight = max(await watch, resident_bytes())
+    in_flight = max(await watch, harness.memory_bytes())
     branches = [played.trajectory.branches() for played in sessions]
     held = sum({id(b.pictures): b.pictures.pixel_values.num_bytes for (b,) in branches if b.pictures}.values())
     rollouts = [Rollout("env", "0", 1.0, each, 1.0, False, {}, (), 0.0) for each in branches]
@@ -115,7 +104,7 @@ async def measure_memory(url: str, folder: Path, num_rollouts: int, group_size: 
         )
     ]
     batch = build_batch(RUN, 1, samples)
-    with_batch = resident_bytes()
+    with_batch = harness.memory_bytes()
     await engine.close()
     return {
         "held_mb": held / 1e6,
@@ -129,7 +118,7 @@ async def _peak() -> int:
     peak = 0
     try:
         while True:
-            peak = max(peak, resident_bytes())
+            peak = max(peak, harness.memory_bytes())
             await asyncio.sleep(0.005)
     except asyncio.CancelledError:
         return peak
@@ -138,13 +127,15 @@ async def _peak() -> int:
 def memory(num_rollouts: int, group_size: int, folder: Path) -> dict[str, float]:
     """`measure_memory` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.pictures_in_flight"]
-    with subprocess.Popen([*command, SERVE, str(num_rollouts)], stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+    with subprocess.Popen(
+        [*command, "serve", str(num_rollouts)], stdout=subprocess.PIPE, text=True, cwd=harness.ROOT
+    ) as server:
         try:
             assert server.stdout is not None
             url = f"http://127.0.0.1:{int(server.stdout.readline())}"
             arguments = ["memory", url, str(folder), str(num_rollouts), str(group_size)]
             done = subprocess.run(
-                [*command, *arguments], check=True, capture_output=True, text=True, timeout=300, cwd=ROOT
+                [*command, *arguments], check=True, capture_output=True, text=True, timeout=300, cwd=harness.ROOT
             )
         finally:
             server.kill()
@@ -152,45 +143,32 @@ def memory(num_rollouts: int, group_size: int, folder: Path) -> dict[str, float]
     return figures
 
 
-def run(folder: Path) -> dict[str, object]:
-    """All figures. `folder` is a vision model whose pictures may have `SIDE` pixels a side."""
-    memories = {f"group_size_{size}": memory(NUM_ROLLOUTS, size, folder) for size in (1, 16)}
-    alone = memories["group_size_1"]
-    return {
-        "workload": {"rollouts": NUM_ROLLOUTS, "pixel_bytes_per_picture": SIDE * SIDE * 3 * 4},
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]},
-        "memory": memories,
-        "targets": {
-            "in_flight_over_held": {"value": alone["in_flight_over_held"], "at_most": 1.3},
-            "with_batch_over_held": {"value": alone["with_batch_over_held"], "at_most": 1.3},
-        },
-    }
-
-
 def make_folder(folder: Path) -> Path:
     """The tiny vision model, for larger pictures than it was made for."""
     command = [sys.executable, "-m", "tiny_models", "--task", "colour", "--out", str(folder)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=harness.ROOT)
     path = folder / "preprocessor_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "size": {"shortest_edge": 64, "longest_edge": 2 * SIDE * SIDE}}))
     return folder
 
 
-def main() -> None:
-    if sys.argv[1:2] == [SERVE]:
-        return serve_waiting(int(sys.argv[2]))
-    if sys.argv[1:2] == ["memory"]:
-        url, folder, num_rollouts, group_size = sys.argv[2:]
-        return print(json.dumps(uvloop.run(measure_memory(url, Path(folder), int(num_rollouts), int(group_size)))))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
+def measure() -> dict[str, object]:
+    """All figures."""
     with tempfile.TemporaryDirectory() as directory:
-        results = run(make_folder(Path(directory) / "model"))
-    options.out.write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
+        folder = make_folder(Path(directory) / "model")
+        memories = {f"group_size_{size}": memory(NUM_ROLLOUTS, size, folder) for size in (1, 16)}
+    return {
+        "workload": {"rollouts": NUM_ROLLOUTS, "pixel_bytes_per_picture": SIDE * SIDE * 3 * 4},
+        "memory": memories,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    match sys.argv[1:]:
+        case ["serve", num_rollouts]:
+            serve_waiting(int(num_rollouts))
+        case ["memory", url, folder, num_rollouts, group_size]:
+            print(json.dumps(uvloop.run(measure_memory(url, Path(folder), int(num_rollouts), int(group_size)))))
+        case _:
+            harness.main("pictures_in_flight", __doc__, measure)

@@ -1,6 +1,6 @@
 """How many rollouts one core of the orchestrator carries: in flight, per second, with what loop lag and memory.
 
-    python -m benchmarks.scheduler [--in-flight 10000] [--out benchmarks/results/scheduler.json]
+    python -m benchmarks.scheduler [--in-flight 10000] [--steps 12] [--rate 3500]
 
 The real `Orchestrator` (scheduler, groups, advantages, batcher, outbox with fsync, batch server) on one core, with a
 scripted engine and an environment in this process, and a trainer stand-in in another that fetches every batch. All
@@ -12,12 +12,9 @@ The machine may be shared, so each figure comes twice: by the wall clock, and by
 the core to itself.
 """
 
-import argparse
 import asyncio
 import gc
-import json
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -31,6 +28,7 @@ import numpy as np
 import uvloop
 from loguru import logger
 
+from benchmarks import harness
 from benchmarks.standins import PROMPT_TOKENS, StandInEnv
 from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config import OrchestratorConfig
@@ -46,7 +44,6 @@ from transport.sample import VersionSpan
 from transport.server import BatchServer
 from transport.tensor import EncodedTensor
 
-RESULTS = Path(__file__).parent / "results" / "scheduler.json"
 GROUP_SIZE, BATCH_SIZE, MAX_STALENESS = 8, 4096, 4
 VOCAB_SIZE, MAX_TOKENS = 32_000, 256
 TICK_S = 0.005
@@ -122,7 +119,7 @@ class PacedEngine(ScriptedEngine):
         return self.waiting.pop()
 
 
-def make_config(folder: Path, num_in_flight: int, steps: int, batch_size: int) -> OrchestratorConfig:
+def make_config(folder: Path, num_in_flight: int, steps: int) -> OrchestratorConfig:
     """One environment; no files but outbox, ledger and state."""
     config: OrchestratorConfig = OrchestratorConfig.model_validate(
         {
@@ -132,7 +129,7 @@ def make_config(folder: Path, num_in_flight: int, steps: int, batch_size: int) -
             "server": {"endpoint": "tcp://127.0.0.1:*", "max_ahead": 8},
             "metrics": {"tensorboard": False},
             "max_steps": steps,
-            "batch_size": batch_size,
+            "batch_size": BATCH_SIZE,
             "max_staleness": MAX_STALENESS,
             "max_in_flight": num_in_flight,
             "save_rollouts": False,
@@ -141,11 +138,11 @@ def make_config(folder: Path, num_in_flight: int, steps: int, batch_size: int) -
     return config
 
 
-async def measure(num_in_flight: int, steps: int, rate: float, batch_size: int = BATCH_SIZE) -> dict[str, float | str]:
+async def measure(num_in_flight: int, steps: int, rate: float) -> dict[str, float | str]:
     """Figures of one run."""
     engine, probe = PacedEngine(rate), Probe()
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config(Path(folder), num_in_flight, steps, batch_size)
+        config = make_config(Path(folder), num_in_flight, steps)
         run_dir = RunDir(config.run.path).create()
         metrics = MetricLog("orchestrator", run_dir, config.metrics)
         env = StandInEnv(engine)
@@ -161,7 +158,7 @@ async def measure(num_in_flight: int, steps: int, rate: float, batch_size: int =
                 await _until(lambda: len(engine.waiting) > num_in_flight - GROUP_SIZE)
                 memory_bytes = (_resident_bytes() - before) / num_in_flight
                 answering = tasks.create_task(engine.answer())
-                figures = await _pace(server, steps, batch_size, probe, tasks)
+                figures = await _pace(server, steps, probe, tasks)
                 await running
                 answering.cancel()
             await trainer.wait()
@@ -174,15 +171,13 @@ async def measure(num_in_flight: int, steps: int, rate: float, batch_size: int =
     }
 
 
-async def _pace(
-    server: BatchServer, steps: int, batch_size: int, probe: Probe, tasks: asyncio.TaskGroup
-) -> dict[str, float]:
+async def _pace(server: BatchServer, steps: int, probe: Probe, tasks: asyncio.TaskGroup) -> dict[str, float]:
     """Rollouts per second in durable batches, after the first, and while slots are still refilled."""
     await _until(lambda: server.outbox.next_step > WARM_UP_STEPS)
     probing = tasks.create_task(probe.run())
     wall, cpu, first = time.perf_counter(), time.process_time(), server.outbox.next_step
     await _until(lambda: server.outbox.next_step > steps - DRAIN_STEPS)
-    num_rollouts = (server.outbox.next_step - first) * batch_size
+    num_rollouts = (server.outbox.next_step - first) * BATCH_SIZE
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     probing.cancel()
     return {
@@ -201,7 +196,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 def _resident_bytes() -> int:
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return harness.memory_bytes()
 
 
 def stand_in_cpu_us(num_rollouts: int = 4000) -> float:
@@ -223,22 +218,15 @@ def stand_in_cpu_us(num_rollouts: int = 4000) -> float:
     return 1e6 * uvloop.run(spend()) / num_rollouts
 
 
-def main() -> None:
-    """Measure, print, and keep the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--in-flight", type=int, default=10_000)
-    parser.add_argument("--steps", type=int, default=12, help="batches of one run")
-    parser.add_argument("--rate", type=float, default=3_500.0, help="answers per second that the engine offers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+def compare(in_flight: int, steps: int, rate: float) -> dict[str, object]:
+    """`steps` batches a run; `rate` answers a second, then all at once."""
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    runs = [uvloop.run(measure(arguments.in_flight, arguments.steps, rate)) for rate in (arguments.rate, 0.0)]
+    runs = [uvloop.run(measure(in_flight, steps, each)) for each in (rate, 0.0)]
     in_flight_bytes = [run.pop("bytes_per_rollout_in_flight") for run in runs]
-    results = {
-        "python": platform.python_version(),
+    return {
         "group_size": GROUP_SIZE,
         "batch_size": BATCH_SIZE,
         "max_staleness": MAX_STALENESS,
@@ -248,10 +236,7 @@ def main() -> None:
         "bytes_per_rollout_in_flight": in_flight_bytes[0],  # later runs use the memory of the first again
         "runs": runs,
     }
-    text = json.dumps(results, indent=2)
-    print(text)
-    arguments.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    harness.main("scheduler", __doc__, compare, in_flight=10_000, steps=12, rate=3_500.0)

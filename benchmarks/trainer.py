@@ -1,6 +1,6 @@
 """The trainer's step beside a minimal loop around a Hugging Face model: tokens per second on the same samples.
 
-    python -m benchmarks.trainer [--out benchmarks/results/trainer.json]
+    python -m benchmarks.trainer
 
 Both train the same model on the same samples with the same loss (`dppo`), denominators, clipping and AdamW, one thread,
 in one process, in turns; the losses of the first step must agree. The loop is what one writes first: micro batches of
@@ -9,9 +9,6 @@ all logits. Ours includes planning and packing. Tokens are those of samples, pad
 seconds, best of several steps.
 """
 
-import argparse
-import json
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks import harness
 from trainer.config import FakeDataConfig, ModelConfig, OptimizerConfig
 from trainer.fake_data import ENV_NAME, FakeSource
 from trainer.layout import Layout
@@ -127,7 +125,7 @@ def padded_loss(model: PreTrainedModel, batch: list[TrainingSample]) -> Tensor:
     return losses[mask].sum()
 
 
-def measure(path: Path, data: FakeDataConfig) -> dict[str, float]:
+def compare(path: Path, data: FakeDataConfig) -> dict[str, float]:
     """Tokens per CPU second of both."""
     samples = make_samples(data)
     num_tokens = sum(sample.num_tokens for sample in samples)
@@ -155,22 +153,15 @@ def measure(path: Path, data: FakeDataConfig) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trainer.json")
-    out: Path = parser.parse_args().out
+def measure() -> dict[str, object]:
+    """Both kinds of data, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         Qwen3ForCausalLM(Qwen3Config(**MODEL)).save_pretrained(path)
-        results = {name: measure(path, data) for name, data in DATA.items()}
-    print(json.dumps(results, indent=2))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    measured = {"machine": platform.machine(), "torch": torch.__version__, "results": results}
-    out.write_text(json.dumps(measured, indent=2) + "\n")
+        return {"results": {name: compare(path, data) for name, data in DATA.items()}}
 
 
 if __name__ == "__main__":
-    main()
+    harness.main("trainer", __doc__, measure)

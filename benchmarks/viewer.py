@@ -1,16 +1,13 @@
 """How fast `rl view` opens a large run, and how fast its pages answer.
 
-    python -m benchmarks.viewer [--rollouts 100000] [--out benchmarks/results/viewer.json]
+    python -m benchmarks.viewer [--rollouts 100000]
 
 The run is generated: rollouts in groups of 8 and batches of 512, conversations of about 2 kB, and 64 exported sequences
 of 160 tokens per step. `cold` is the first look, which builds the index; `warm` a later one. Pages are the time of one
 answer, JSON included, the median of several. Wall-clock seconds on one core; the files are in the page cache.
 """
 
-import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import tempfile
@@ -21,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks import harness
 from viewer.answers import answer
 from viewer.report import make_report
 from viewer.run import Run
@@ -102,13 +100,6 @@ def _write(path: Path, rows: list[dict[str, object]]) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def look(path: Path, cache: Path) -> Run:
     """Open a run as `rl view` does."""
     run = Run(path, cache)
@@ -116,46 +107,36 @@ def look(path: Path, cache: Path) -> Run:
     return run
 
 
-def measure(path: Path, cache: Path) -> dict[str, object]:
+def measure(rollouts: int) -> dict[str, object]:
     """All figures of one run."""
-    runs: list[Run] = []
-    cold, warm = (timed(lambda: runs.append(look(path, cache))) for _ in range(2))
-    with closing(runs[0]), closing(runs[1]) as run:
-        pages = {name: _page_ms(run, *question) for name, question in PAGES.items()}
-        document: list[str] = []
-        report_s = timed(lambda: document.append(make_report([run], 8_000_000)))
-        counts = answer(run, "overview", {})["counts"]
-    return {
-        "counts": counts,
-        "run_mb": round(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6, 1),
-        "index_mb": round(sum(file.stat().st_size for file in cache.iterdir()) / 1e6, 1),
-        "open_cold_s": round(cold, 2),
-        "open_warm_s": round(warm, 3),
-        "page_ms": pages,
-        "report_s": round(report_s, 2),
-        "report_mb": round(len(document[0]) / 1e6, 1),
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        path, cache = Path(folder) / "run", Path(folder) / "cache"
+        make_large_run(path, rollouts)
+        runs: list[Run] = []
+        cold, warm = (_wall_s(lambda: runs.append(look(path, cache))) for _ in range(2))
+        with closing(runs[0]), closing(runs[1]) as run:
+            pages = {name: _page_ms(run, *question) for name, question in PAGES.items()}
+            report_s = _wall_s(lambda: make_report([run], 8_000_000))
+            counts = answer(run, "overview", {})["counts"]
+        return {
+            "counts": counts,
+            "run_mb": round(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6, 1),
+            "index_mb": round(sum(file.stat().st_size for file in cache.iterdir()) / 1e6, 1),
+            "open_cold_s": round(cold, 2),
+            "open_warm_s": round(warm, 3),
+            "page_ms": pages,
+            "report_s": round(report_s, 2),
+        }
+
+
+def _wall_s(work: Callable[[], object]) -> float:
+    return harness.best_s(work, 1, time.perf_counter)
 
 
 def _page_ms(run: Run, question: str, params: dict[str, str]) -> float:
-    times = [timed(lambda: msgspec.json.encode(answer(run, question, params))) for _ in range(REPEATS)]
+    times = [_wall_s(lambda: msgspec.json.encode(answer(run, question, params))) for _ in range(REPEATS)]
     return round(1000 * statistics.median(times), 2)
 
 
-def main() -> None:
-    """Measure, print, and keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=100_000)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/viewer.json"))
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        make_large_run(Path(folder) / "run", arguments.rollouts)
-        figures = measure(Path(folder) / "run", Path(folder) / "cache")
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": round(os.getloadavg()[0], 1)}
-    text = json.dumps({"machine": machine, **figures}, indent=2)
-    print(text)
-    arguments.out.write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    harness.main("viewer", __doc__, measure, rollouts=100_000)

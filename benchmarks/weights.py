@@ -1,6 +1,6 @@
 """Time of a weight update by channel and phase, against the plain way: gather everything, `save_file`, `load_file`.
 
-    python -m benchmarks.weights [--out benchmarks/results/weights.json] [--updates 5]
+    python -m benchmarks.weights [--updates 5]
 
 A trainer process (one rank) publishes; an embedded engine in this process takes the version as it does in a run:
 `publish` is the trainer's time, `transfer` until every hash is checked, `pause` until nothing is decoded, `apply` until
@@ -8,7 +8,6 @@ the model has it and was read back. Qwen3 of two sizes, float32, CPU, one thread
 first update left out. The machine is shared: read ratios.
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -25,6 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from benchmarks import harness
 from inference.config import ModelConfig
 from inference.engine import EngineLimits
 from inference.torch_engine.decoder import Decoder
@@ -36,7 +36,6 @@ from trainer.distributed import Ranks
 from trainer.local_ranges import named_weights
 from trainer.weight_channel import open_channel
 
-ROOT = Path(__file__).parents[1]
 RUN = "bench"
 CHANNELS = ("filesystem", "zmq", "collective")
 BASELINE = "gather_and_save_file"
@@ -67,8 +66,6 @@ def make_model(hidden: int, layers: int, vocab: int) -> PreTrainedModel:
 
 def serve(channel: str, folder: Path) -> None:
     """The trainer: a line with a version on stdin publishes it; the answer is a line of JSON."""
-    torch.set_num_threads(1)
-    transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     weights = folder / channel
     weights.mkdir()
@@ -98,8 +95,10 @@ def serve(channel: str, folder: Path) -> None:
 @contextmanager
 def trainer(channel: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """A trainer process that is ready to publish."""
-    command = [sys.executable, "-m", "benchmarks.weights", "--serve", channel, str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "benchmarks.weights", "serve", channel, str(folder)]
+    with subprocess.Popen(
+        command, cwd=harness.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -118,7 +117,7 @@ def publish(process: "subprocess.Popen[str]", version: int) -> tuple[str, float]
     return answer["location"], answer["publish"]
 
 
-async def measure(channel: str, folder: Path, updates: int) -> dict[str, float]:
+async def update(channel: str, folder: Path, updates: int) -> dict[str, float]:
     """Median seconds of each phase."""
     slots = load_slot_model(ModelConfig(path=folder / "model", device="cpu"), 8, 256)
     limits = EngineLimits(slots.hf.get_input_embeddings().num_embeddings, 256, 8, 64)
@@ -160,7 +159,7 @@ async def apply_plainly(model: PreTrainedModel, path: str) -> dict[str, float]:
     return {"transfer": loaded - started, "pause": 0.0, "apply": time.monotonic() - loaded}
 
 
-def run(updates: int) -> dict[str, object]:
+def measure(updates: int) -> dict[str, object]:
     """All sizes, all channels."""
     results: dict[str, object] = {}
     for size, shape in SIZES.items():
@@ -169,7 +168,7 @@ def run(updates: int) -> dict[str, object]:
             model = make_model(*shape)
             model.save_pretrained(folder / "model")
             num_bytes = sum(tensor.nbytes for tensor in named_weights(model).values())
-            rows = {way: asyncio.run(measure(way, folder, updates)) for way in (BASELINE, *CHANNELS)}
+            rows = {way: asyncio.run(update(way, folder, updates)) for way in (BASELINE, *CHANNELS)}
             ratios = {way: rows[way]["total"] / rows[BASELINE]["total"] for way in CHANNELS}
             rounded = {way: {phase: round(value, 5) for phase, value in row.items()} for way, row in rows.items()}
             results[size] = {
@@ -180,20 +179,11 @@ def run(updates: int) -> dict[str, object]:
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "weights.json")
-    parser.add_argument("--updates", type=int, default=5)
-    parser.add_argument("--serve", nargs=2, metavar=("CHANNEL", "FOLDER"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        return serve(options.serve[0], Path(options.serve[1]))
+if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
-    results = run(options.updates)
-    options.out.write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
-
-
-if __name__ == "__main__":
-    main()
+    match sys.argv[1:]:
+        case ["serve", channel, folder]:
+            serve(channel, Path(folder))
+        case _:
+            harness.main("weights", __doc__, measure, updates=5)
