@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.commands import ROOT, after_torchrun, check_torchrun, resolve
+from tests.deploy.commands import ROOT, resolve
 
 MANIFESTS = [m for m in yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "tandem.yaml").read_text()) if m]
 WORKLOADS = {m["metadata"]["name"]: m for m in MANIFESTS if m["kind"] in ("Deployment", "StatefulSet")}
@@ -33,11 +33,7 @@ def configs() -> dict[str, dict[str, Any]]:
     found = {}
     for name in WORKLOADS:
         (container,) = pod(name)["containers"]
-        arguments = container["args"]
-        if container.get("command") == ["torchrun"]:
-            options, _, arguments = after_torchrun(arguments)
-            check_torchrun(options)
-        found[name] = resolve(name, arguments)
+        found[name] = resolve([*container.get("command", [name]), *container["args"]])
     return found
 
 
@@ -97,13 +93,11 @@ def test_slurm_script_starts_what_the_services_accept(tmp_path: Path) -> None:
     for service in ("inference", "orchestrator"):
         line = lines[service]
         assert line[line.index("--nodelist") + 1] == "a"
-        resolve(service, line[line.index(service) + 1 :])
+        resolve(line[line.index(service) :])
     line = lines["torchrun"]
     assert line[line.index("--nodelist") + 1] == "b,c"
-    options, module, arguments = after_torchrun(line[line.index("torchrun", line.index("-c") + 2) + 1 :])
-    check_torchrun(options)
-    assert module == "trainer"
-    config = resolve(module, [*arguments, "--weights.advertised-host", "b"])
+    command = line[line.index("torchrun", line.index("-c") + 2) :]
+    config = resolve([*command, "--weights.advertised-host", "b"])
     assert config["orchestrator"]["endpoint"] == "tcp://a:29600"
 
 
@@ -115,11 +109,7 @@ def test_skypilot_file_runs_what_the_services_accept() -> None:
         if words[0].startswith("CUDA_VISIBLE_DEVICES="):
             visible = words.pop(0).partition("=")[2]
             gpus[words[0]] = set(visible.split(","))
-        if words[0] == "torchrun":
-            options, module, arguments = after_torchrun(words[1:])
-            check_torchrun(options)
-            words = [module, *arguments]
-        configs[words[0]] = resolve(words[0], words[1:])
+        configs["trainer" if words[0] == "torchrun" else words[0]] = resolve(words)
     assert {config["run"]["dir"] for config in configs.values()} == {"/runs"}
     assert configs.keys() == {"inference", "orchestrator", "trainer"}
     assert configs["inference"]["admin_token_file"] == configs["orchestrator"]["admin_token_file"]

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.deploy.commands import ROOT, Resolved, after_torchrun, check_torchrun, resolve, substitute, variables
+from tests.cli.console import Resolved
+from tests.deploy.commands import ROOT, resolve, substitute, variables
 
 TEXT = (ROOT / "docker-compose.yml").read_text()
 ENV = (ROOT / ".env.example").read_text()
@@ -24,12 +25,7 @@ PROFILES = {"gpu", "cpu-demo", "observability", "inference-node", "orchestrator-
 @cache
 def config_of(name: str) -> Resolved:
     service = SERVICES[name]
-    arguments = list(service["command"])
-    if service.get("entrypoint") == ["torchrun"]:
-        options, module, arguments = after_torchrun(arguments)
-        check_torchrun(options)
-        assert module == "trainer"
-    return resolve(OURS[name], arguments)
+    return resolve([*service.get("entrypoint", [OURS[name]]), *service["command"]])
 
 
 def test_profiles_are_those_that_are_documented() -> None:

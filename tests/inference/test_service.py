@@ -80,25 +80,6 @@ def test_request_that_outlasts_the_grace_is_told_so(tmp_path: Path, model_dir: P
 
 
 @pytest.mark.integration
-def test_second_server_on_the_port_or_run_is_refused_in_one_line(tmp_path: Path, model_dir: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with server_process(tmp_path, model_dir) as server:
-        port = server.url.rpartition(":")[2]
-        with (
-            server_process(tmp_path / "other", model_dir, "--server.port", port) as same_port,
-            server_process(tmp_path, model_dir) as same_run,
-        ):
-            codes = same_port.wait(), same_run.wait()
-        assert server.request("/health")[0] == 200
-    assert codes == (2, 2)
-    assert same_port.output.splitlines() == [
-        f"inference: cannot bind 127.0.0.1:{port}: Address already in use; set --server.port"
-    ]
-    assert len(same_run.output.splitlines()) == 1
-    assert f"pid {server.pid}" in same_run.output
-
-
-@pytest.mark.integration
 def test_model_that_cannot_be_served_is_one_line_and_exit_code_2(tmp_path: Path, model_dir: Path) -> None:
     with server_process(tmp_path, model_dir, "--torch.max-model-len", "4096") as server:
         assert server.wait() == 2

@@ -178,3 +178,4 @@ def test_every_step_was_trained_once_and_every_rollout_is_accounted_for(run: Liv
     assert run.steps() == list(range(1, run.step() + 1))
     ledger = tally(read_ledger(run.orchestrator.run_dir.ledger / LEDGER_NAME))
     assert ledger.balances, ledger.problems
+    assert not ledger.states["in_flight"]
