@@ -1,165 +1,70 @@
-"""Finds code that could run what came over a wire or from a file, however it is spelled.
+"""Finds code that could run what came over a wire or from a file, where ruff does not see it.
 
-Names are resolved through the imports of the module (`from pickle import loads as l`, `import numpy as n`), and a bare
-mention counts, not only a call: `map(eval, texts)` is found. Modules that are looked up by name (`import_module`,
-`getattr`, `__builtins__[...]`) are found when the name is written out; where it is not, the file must be on a list.
+Ruff bans modules and functions by name, however they are imported (`TID251` and `S` in pyproject.toml). What is left:
+builtins that are only mentioned (`map(eval, texts)`), methods of any object, arguments that must be False, and names
+that are looked up as text (`getattr`, `import_module`, `sys.modules[...]`).
 """
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "jsonpickle", "marshal", "shelve", "joblib", "imp"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
-NAMES = {
-    "torch.load",
-    "torch.jit.load",
-    "torch.package.PackageImporter",
-    "torch.hub.load",
-    "torch.distributed.checkpoint.filesystem.FileSystemReader",
-    "torch.distributed.checkpoint.FileSystemReader",
-    "numpy.load",
-    "numpy.lib.npyio.load",
-    "pandas.read_pickle",
-    "yaml.load",
-    "yaml.load_all",
-    "yaml.full_load",
-    "yaml.unsafe_load",
-    "yaml.Loader",
-    "yaml.UnsafeLoader",
-    "os.system",
-    "os.popen",
-    "tempfile.mktemp",
-    "code.interact",
-    "multiprocessing.Queue",
-    "multiprocessing.Pipe",
-    "multiprocessing.Manager",
-    "concurrent.futures.ProcessPoolExecutor",
-    "asyncio.create_subprocess_shell",
-    "subprocess.getoutput",
-    "subprocess.getstatusoutput",
-}
+MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "jsonpickle", "marshal", "shelve", "joblib", "imp"}
 METHODS = {
-    "recv_pyobj",
-    "send_pyobj",
-    "broadcast_object_list",
-    "all_gather_object",
-    "gather_object",
-    "scatter_object_list",
-    "send_object_list",
-    "recv_object_list",
+    *("recv_pyobj", "send_pyobj", "broadcast_object_list", "all_gather_object", "gather_object"),
+    *("scatter_object_list", "send_object_list", "recv_object_list"),
 }
-"""Attributes of any object: pyzmq's and torch.distributed's pickling."""
+"""Pickling of pyzmq and torch.distributed."""
 KEYWORDS = {"shell", "allow_pickle", "trust_remote_code"}
 """Arguments that must be a literal False, if they are given at all."""
-LOOKUPS = {"getattr", "importlib.import_module", "builtins.getattr"}
+IMPORTERS = {"import_module", "run_module", "run_path"}
+SECRETS = {"token", "secret", "password", "authorization", "bearer"}
 
 
 def violations(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, what) of everything in `tree` that must not be there."""
-    names = imported_names(tree)
     for node in ast.walk(tree):
-        line = getattr(node, "lineno", 0)
-        yield from ((line, name) for name in _imports(node) if name.split(".")[0] in MODULES or name in NAMES)
-        yield from ((line, name) for name in _mentions(node, names))
-        yield from ((line, f"{node.arg} = ...") for node in _keywords(node))
-        yield from ((line, f"{name!r} by name") for name in _lookups(node, names))
-
-
-def imported_names(tree: ast.AST) -> dict[str, str]:
-    """What each imported name of a module stands for: `{"np": "numpy", "l": "pickle.loads"}`."""
-    names: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                names[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def full_name(node: ast.AST, names: dict[str, str]) -> str:
-    """`numpy.load` for `np.load`; empty for what is no dotted name."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id, node.id)
-    if isinstance(node, ast.Attribute):
-        inner = full_name(node.value, names)
-        return f"{inner}.{node.attr}" if inner else ""
-    return ""
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if name in BUILTINS:
+                yield node.lineno, name
+            case ast.Attribute(attr=name) if name in METHODS:
+                yield node.lineno, name
+            case ast.keyword(arg=str(name), value=value) if name in KEYWORDS:
+                if not (isinstance(value, ast.Constant) and value.value is False):
+                    yield node.lineno, f"{name} = ..."
+            case ast.Call(func=function, args=arguments) if _last_word(function) in {"getattr", *IMPORTERS}:
+                yield from ((node.lineno, f"{word!r} by name") for word in _forbidden(arguments))
+            case ast.Subscript(value=value, slice=key) if _last_word(value) in (
+                *("__builtins__", "__dict__", "modules", "globals"),
+            ):
+                yield from ((node.lineno, f"{word!r} by name") for word in _forbidden([key]))
 
 
 def dynamic_imports(tree: ast.AST) -> list[int]:
     """Lines that import a module whose name is not written out."""
-    names = imported_names(tree)
     return [
         node.lineno
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
-        and full_name(node.func, names) in ("importlib.import_module", "runpy.run_module", "runpy.run_path")
+        and _last_word(node.func) in IMPORTERS
         and not (node.args and isinstance(node.args[0], ast.Constant))
     ]
 
 
 def secret_comparisons(tree: ast.AST) -> list[int]:
     """Lines that compare a secret with `==`, `!=` or `in`, which takes the longer the more of it is right."""
-    lines = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and any(
-            isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops
-        ):
-            words = {_last_word(side) for side in (node.left, *node.comparators)}
-            if words & {"token", "secret", "password", "authorization", "bearer"}:
-                lines.append(node.lineno)
-    return lines
-
-
-def parse(path: Path) -> ast.Module:
-    """The tree of a file."""
-    return ast.parse(path.read_text(), str(path))
-
-
-def _imports(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return []
-
-
-def _mentions(node: ast.AST, names: dict[str, str]) -> list[str]:
-    """Forbidden names that are read; a field or a variable of ours may be called `eval`."""
-    if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
-        return []
-    name = full_name(node, names)
-    is_builtin = (isinstance(node, ast.Name) or name.startswith("builtins.")) and (
-        name.removeprefix("builtins.") in BUILTINS
-    )
-    is_method = isinstance(node, ast.Attribute) and node.attr in METHODS
-    return [name] if is_builtin or is_method or name in NAMES else []
-
-
-def _keywords(node: ast.AST) -> list[ast.keyword]:
-    if not isinstance(node, ast.keyword) or node.arg not in KEYWORDS:
-        return []
-    is_false = isinstance(node.value, ast.Constant) and node.value.value is False
-    return [] if is_false else [node]
-
-
-def _lookups(node: ast.AST, names: dict[str, str]) -> list[str]:
-    """Forbidden names that are looked up as text."""
-    if isinstance(node, ast.Call) and full_name(node.func, names) in LOOKUPS:
-        words = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        words = (
-            [node.slice.value] if _last_word(node.value) in ("__builtins__", "__dict__", "modules", "globals") else []
-        )
-    else:
-        return []
     return [
-        str(word) for word in words if str(word).split(".")[0] in MODULES | BUILTINS or str(word) in ("load", "loads")
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and any(isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn) for op in node.ops)
+        and SECRETS & {_last_word(side) for side in (node.left, *node.comparators)}
     ]
+
+
+def _forbidden(arguments: list[ast.expr]) -> list[str]:
+    words = [str(argument.value) for argument in arguments if isinstance(argument, ast.Constant)]
+    return [word for word in words if word.split(".")[0] in MODULES | BUILTINS or word in ("load", "loads")]
 
 
 def _last_word(node: ast.AST) -> str:

@@ -36,10 +36,3 @@ def dotted(node: ast.AST) -> str:
         inner = dotted(node.value)
         return f"{inner}.{node.attr}" if inner else ""
     return ""
-
-
-def imported_modules(node: ast.AST) -> list[str]:
-    """Modules that a statement imports; nothing for any other node."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
