@@ -61,11 +61,13 @@ def is_read(service: str, key: Key) -> bool:
 
 
 def attributes_read() -> dict[str, set[str]]:
-    """Names of attributes that each package reads, its config classes excepted."""
+    """Names of attributes that each package reads. Built-in losses take the keys of their config as keywords."""
     read: dict[str, set[str]] = {package: set() for package in PACKAGES}
     for path, node in nodes():
         if isinstance(node, ast.Attribute):
             read[path.parts[0]].add(node.attr)
+        elif isinstance(node, ast.arguments) and path.parts[:2] == ("trainer", "losses"):
+            read["trainer"].update(keyword.arg for keyword in node.kwonlyargs)
     return read
 
 
