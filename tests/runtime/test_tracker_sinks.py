@@ -10,9 +10,6 @@ import pytest
 from runtime.config import MetricsConfig, TrackioConfig, WandbConfig
 from runtime.metrics import MetricLog, read_metrics
 from runtime.run_dir import RunDir
-from tests.runtime.test_metrics import warnings_seen
-
-__all__ = ["warnings_seen"]
 
 WANDB = MetricsConfig(tensorboard=False, wandb=WandbConfig(project="tests", mode="offline"))
 TRACKIO = MetricsConfig(tensorboard=False, trackio=TrackioConfig(project="tests"))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.core.critic_cases import CPU, ModuleRecorder, critic_samples
+from tests.support.ranks import GradientRecorder
+from tests.trainer.core.critic_cases import CPU, critic_samples
 from tests.trainer.core.scenarios import SEQ_LEN
 from tests.trainer.core.tiny import make_manifest, save_tiny_model
 from trainer.config import ModelConfig
@@ -29,7 +30,7 @@ from transport.tensor import EncodedTensor
 def assess_alone(policy: Policy, model_path: Path, samples: list[TrainingSample], **config: object) -> Assessment:
     critic_config = CriticConfig(**config)  # type: ignore[arg-type]
     critic = load_critic(critic_config, ModelConfig(path=model_path, seq_len=SEQ_LEN), policy, CPU)
-    learner = CriticLearner(critic, ModuleRecorder(critic), critic_config, 1.0)
+    learner = CriticLearner(critic, GradientRecorder(critic), critic_config, 1.0)
     manifest = make_manifest(samples)
     plan = plan_step(manifest, Layout(0, 1, SEQ_LEN, SEQ_LEN))
     by_row = take_in(dict(enumerate(samples)), None, SEQ_LEN).samples
