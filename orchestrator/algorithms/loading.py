@@ -5,17 +5,17 @@ No teacher, no wrapper: plain `rl` costs nothing.
 
 from collections.abc import Callable, Mapping
 
-from orchestrator.algorithms.chat_teacher import ChatTeacher
 from orchestrator.algorithms.config import OpdAlgorithmConfig, SftAlgorithmConfig, teacher_name
 from orchestrator.algorithms.taught_env import ScoredEnv
 from orchestrator.algorithms.teacher import Teacher
 from orchestrator.config import EnvConfig, OrchestratorConfig
 from orchestrator.engines.chat_model import Model
+from orchestrator.engines.openai import OpenAIModel
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.tokenizer import Tokenizer
 
 LoadEnv = Callable[[EnvConfig, Model], EnvAdapter]
-AnyTeacher = Teacher | ChatTeacher
+AnyTeacher = Teacher | OpenAIModel
 
 
 def make_teachers(
@@ -28,7 +28,9 @@ def make_teachers(
 
 def _make(name: str, config: OrchestratorConfig, vocab_size: int, tokenizer: Tokenizer | None) -> AnyTeacher:
     teacher = config.teachers[name]
-    return ChatTeacher(name, teacher, tokenizer) if teacher.backend == "openai" else Teacher(name, teacher, vocab_size)
+    if teacher.backend == "openai":
+        return OpenAIModel((teacher.url,), teacher, tokenizer, name=f"teacher {name!r}")
+    return Teacher(name, teacher, vocab_size)
 
 
 def load_envs(

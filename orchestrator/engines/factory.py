@@ -28,14 +28,7 @@ def make_eval_model(config: "EvalCommandConfig", tokenizer: Tokenizer | None) ->
     """What `orchestrator eval` asks, not started. Raises `UserError`."""
     engines = config.engines
     if engines.backend == "openai":
-        return OpenAIModel(
-            engines.urls,
-            engines.openai,
-            request_timeout_s=engines.request_timeout_s,
-            max_retries=engines.max_retries,
-            start_timeout_s=engines.start_timeout_s,
-            tokenizer=tokenizer,
-        )
+        return OpenAIModel(engines.urls, engines, tokenizer)
     if tokenizer is None:
         raise UserError(f"engines.backend = {engines.backend!r} needs model.path")
     return _token_engine(engines, tokenizer, admin_token=None)

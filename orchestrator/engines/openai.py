@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
+from orchestrator.algorithms.config import TeacherConfig
 from orchestrator.chat_template import ChatTemplateError
 from orchestrator.engines.chat_model import ChatAsk, ChatReply
-from orchestrator.engines.config import OpenAIConfig
+from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.exchange import decoded, exchange
 from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, new_session
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.engines.retry import retrying, when_ready
 from orchestrator.tokenizer import Tokenizer
-from runtime.errors import UserError
+from runtime.errors import PeerLostError, UserError
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -58,44 +59,40 @@ class OpenAIModel:
     def __init__(
         self,
         urls: Sequence[str],
-        config: OpenAIConfig,
-        *,
-        request_timeout_s: float,
-        max_retries: int,
-        start_timeout_s: float,
+        config: EnginesConfig | TeacherConfig,
         tokenizer: Tokenizer | None = None,
+        name: str = "the OpenAI-compatible server",
     ) -> None:
-        """`tokenizer` has the chat template, which `api = "completions"` needs."""
-        if config.api == "completions" and tokenizer is None:
+        """`tokenizer` has the chat template, which `api = "completions"` needs; `name` is for people."""
+        if config.openai.api == "completions" and tokenizer is None:
             raise UserError("openai.api = 'completions' needs model.path: the chat template is applied here")
         self._in_flight = {base_url(url): 0 for url in urls}
         self._config = config
-        self._request_timeout_s = request_timeout_s
-        self._max_retries = max_retries
-        self._start_timeout_s = start_timeout_s
         self._template = tokenizer
-        self._headers = {"Content-Type": "application/json", **_authorization(config.api_key_var)}
+        self._name = name
+        self._headers = {"Content-Type": "application/json", **_authorization(config.openai.api_key_var)}
         self._session: aiohttp.ClientSession | None = None
-        self.model = config.model or ""
+        self.model = config.openai.model or ""
         """Name of the model; known after `start`."""
 
     def __str__(self) -> str:
-        return f"the OpenAI-compatible server {', '.join(self._in_flight)}"
+        return f"{self._name} at {', '.join(self._in_flight)}"
 
     async def start(self) -> None:
-        """Wait until every server lists its models. Raises `EngineError` at the deadline."""
-        if self._session is None:
-            self._session = new_session()
-        listed = await asyncio.gather(*(self._wait_models(url) for url in self._in_flight))
-        names = [name for names in listed for name in names]
-        self.model = self._config.model or next(iter(names), "")
+        """Wait until every server lists its models. Raises `PeerLostError` at the deadline."""
+        self._session = new_session()
+        try:
+            listed = await asyncio.gather(*(self._wait_models(url) for url in self._in_flight))
+        except EngineError as error:
+            raise PeerLostError(f"{self} does not answer: {error}") from error
+        self.model = self.model or next((name for names in listed for name in names), "")
         if not self.model:
-            raise EngineError(f"{self} lists no model; set openai.model")
+            raise PeerLostError(f"{self} lists no model; set openai.model")
 
     async def chat(self, ask: ChatAsk) -> ChatReply:
         """See `ChatModel`. Tried again where that may help."""
         body = msgspec.json.encode(self._body(ask))
-        payload: bytes = await retrying(self._max_retries)(self._post, body)
+        payload: bytes = await retrying(self._config.max_retries)(self._post, body)
         return _reply(ask, payload)
 
     async def close(self) -> None:
@@ -109,9 +106,9 @@ class OpenAIModel:
             "model": self.model,
             "temperature": ask.temperature,
             "seed": ask.seed,
-            self._config.token_limit_key: ask.max_tokens,
+            self._config.openai.token_limit_key: ask.max_tokens,
         }
-        if self._config.api == "chat":
+        if self._config.openai.api == "chat":
             return {**shared, "messages": ask.messages}
         assert self._template is not None, "checked when it was made"
         try:
@@ -121,11 +118,11 @@ class OpenAIModel:
 
     async def _post(self, body: bytes) -> bytes:
         url = min(self._in_flight, key=lambda one: self._in_flight[one])
-        path = "/chat/completions" if self._config.api == "chat" else "/completions"
+        path = "/chat/completions" if self._config.openai.api == "chat" else "/completions"
         self._in_flight[url] += 1
         try:
             return await exchange(
-                self._opened(), "POST", url + path, self._request_timeout_s, body, headers=self._headers
+                self._opened(), "POST", url + path, self._config.request_timeout_s, body, headers=self._headers
             )
         finally:
             self._in_flight[url] -= 1
@@ -135,7 +132,7 @@ class OpenAIModel:
             answer = await exchange(self._opened(), "GET", f"{url}/models", HEALTH_TIMEOUT_S, headers=self._headers)
             return decoded(_models_decoder, answer, f"the answer of {url}/models")
 
-        return [model.id for model in (await when_ready(ask, self._start_timeout_s, url)).data]
+        return [model.id for model in (await when_ready(ask, self._config.start_timeout_s, url)).data]
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.algorithms.chat_teacher import ChatTeacher
 from orchestrator.algorithms.config import TeacherConfig
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.circuit import MAX_FAILURES
-from orchestrator.engines.openai import base_url
+from orchestrator.engines.openai import OpenAIModel, base_url
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.eval.command import evaluate
 from orchestrator.eval.command_config import EvalCommandConfig
@@ -147,7 +146,7 @@ async def test_command_evaluates_the_embedded_engine_over_its_openai_route(
 
 async def test_openai_teacher_is_tokenized_with_the_policy_tokenizer(tokenizer: Tokenizer) -> None:
     async with foreign(ForeignServer(says=lambda body: "well done")) as server:
-        teacher = ChatTeacher("big", TeacherConfig(url=server.url, backend="openai"))
+        teacher = OpenAIModel((server.url,), TeacherConfig(url=server.url, backend="openai"), name="teacher 'big'")
         await teacher.start()
         session = Session(teacher, tokenizer, SamplingPlan("t#0", 7, 1.0, 32))
         completion = await session.complete([{"role": "user", "content": "hi"}])
