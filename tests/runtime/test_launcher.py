@@ -132,10 +132,10 @@ def test_server_that_ends_too_early_is_a_failure(rl: Rl) -> None:
 
 
 def test_service_that_never_gets_healthy_is_named_at_the_deadline(rl: Rl) -> None:
-    flags = ["--orchestrator.behaviour", "never_ready", "--start-timeout-s", "3", "--max-steps", "100000"]
+    flags = ["--orchestrator.behaviour", "never_ready", "--start-timeout-s", "6", "--max-steps", "100000"]
     code, output = rl.run(*flags)
     assert code == 75
-    assert "rl: orchestrator did not become healthy within 3 s" in output
+    assert "rl: orchestrator did not become healthy within 6 s" in output
 
 
 def test_service_that_does_not_end_with_the_others_is_named(rl: Rl) -> None:

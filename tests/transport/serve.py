@@ -1,7 +1,6 @@
-"""A batch server as a process of its own: `python -m tests.transport.serve DIR ENDPOINT NUM_STEPS MAX_AHEAD [RANKS]`.
+"""A batch server as a process of its own: `python -m tests.transport.serve DIR ENDPOINT NUM_STEPS MAX_AHEAD`.
 
-Cuts batches 1 to NUM_STEPS with back-pressure once RANKS are here, prints its endpoint, and exits when the last
-step is committed. Started again on the same folder and endpoint after a kill, it continues.
+Cuts batches 1 to NUM_STEPS with back-pressure, prints its endpoint, and exits when the last step is committed.
 """
 
 import asyncio
@@ -15,14 +14,12 @@ from transport.outbox import Outbox
 from transport.server import BatchServer
 
 
-async def main(directory: Path, endpoint: str, num_steps: int, max_ahead: int, num_ranks: int = 0) -> None:
+async def main(directory: Path, endpoint: str, num_steps: int, max_ahead: int) -> None:
     outbox = Outbox(directory, RUN, keep_retired=True)
     async with BatchServer(endpoint, outbox, park_s=0.2) as server:
         print(server.endpoint, flush=True)
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve())
-            if num_ranks:  # they do not wait for each other as real ones do
-                await server.until(lambda: len(server.peers()) == num_ranks)
             while outbox.next_step <= num_steps:
                 await server.until(lambda: outbox.num_untrained < max_ahead)
                 assert outbox.num_untrained < max_ahead

@@ -1,13 +1,11 @@
-"""Real processes that are killed, restarted and cut off: the same bytes come again and no step is lost or doubled."""
+"""Servers that restart or freeze: the same bytes come again, and every rank goes on. Kills: tests/faults/exactly_once."""
 
-import random
 import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.support.fakes import Served
@@ -15,72 +13,17 @@ from tests.support.process import Process
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from transport.client import BatchClient
-from transport.codec import frame_hash
 from transport.errors import PeerTimeout
 from transport.outbox import Outbox
-from transport.progress import Progress
 
 Start = Callable[..., Process]
 
 
-def start_trainer(start: Start, endpoint: str, state: Path, rank: int = 0, world_size: int = 1) -> Process:
-    return start("tests.transport.train", endpoint, str(state), str(rank), str(world_size))
-
-
-def start_server(
-    start: Start, directory: Path, endpoint: str, num_steps: int, num_ranks: int = 0
-) -> tuple[str, Process]:
-    process = start("tests.transport.serve", str(directory), endpoint, str(num_steps), "2", str(num_ranks))
-    process.until(lambda: process.output.endswith("\n"))
-    return process.output.strip(), process
-
-
-def expected_lines(num_steps: int, rank: int, world_size: int) -> list[str]:
-    batches = [make_batch(step) for step in range(1, num_steps + 1)]
-    return [f"{batch.manifest.step} {frame_hash(b''.join(batch.frames[rank::world_size]))}" for batch in batches]
-
-
-def last_committed(outbox: Path) -> int:
-    path = outbox / "progress.json"
-    return msgspec.json.decode(path.read_bytes(), type=Progress).last_committed if path.exists() else 0
-
-
-@pytest.mark.integration
-def test_two_ranks_in_their_own_processes_train_every_step(tmp_path: Path, start: Start) -> None:
-    endpoint, server = start_server(start, tmp_path / "outbox", "tcp://127.0.0.1:0", 6, num_ranks=2)
-    ranks = [start_trainer(start, endpoint, tmp_path / f"rank-{rank}", rank, 2) for rank in range(2)]
-    assert [process.wait(30) for process in (*ranks, server)] == [0, 0, 0]
-    for rank in range(2):
-        assert (tmp_path / f"rank-{rank}").read_text().splitlines() == expected_lines(6, rank, 2)
-
-
-@pytest.mark.integration
-def test_kills_of_both_sides_lose_and_double_no_step(tmp_path: Path, start: Start) -> None:
-    """The trainer's durable lineage is what a run without kills gives, whoever is killed when."""
-    num_steps, margin, instants = 300, 160, random.Random(3)
-    state, outbox = tmp_path / "state", tmp_path / "outbox"
-    endpoint, server = start_server(start, outbox, "tcp://127.0.0.1:0", num_steps)
-    trainer = start_trainer(start, endpoint, state)
-    num_kills = 0
-    while num_kills < 8 and last_committed(outbox) < num_steps - margin:  # else it may end before the next kill
-        time.sleep(instants.uniform(0.0, 0.8))  # the instant of the kill
-        victim = (server, trainer)[num_kills % 2]
-        victim.kill()
-        if victim is server:
-            _, server = start_server(start, outbox, endpoint, num_steps)
-        else:
-            trainer = start_trainer(start, endpoint, state)
-        num_kills += 1
-    assert num_kills >= 3
-    assert trainer.wait(120) == 0
-    assert server.wait(120) == 0
-    assert state.read_text().splitlines() == expected_lines(num_steps, 0, 1)
-    assert Outbox(outbox, RUN, keep_retired=True).progress.last_committed == num_steps
-
-
 @pytest.mark.integration
 def test_frozen_server_is_outlived(tmp_path: Path, start: Start) -> None:
-    endpoint, server = start_server(start, tmp_path, "tcp://127.0.0.1:0", 2)
+    server = start("tests.transport.serve", str(tmp_path), "tcp://127.0.0.1:0", "2", "2")
+    server.until(lambda: server.output.endswith("\n"))
+    endpoint = server.output.strip()
     heard: list[str] = []
     with BatchClient(endpoint, RUN, peer_timeout_s=0.5, lost_timeout_s=20, on_wait=heard.append) as client:
         manifest = client.manifest(1)
