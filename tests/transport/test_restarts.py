@@ -1,4 +1,4 @@
-"""Servers that restart or freeze: the same bytes come again, and every rank goes on. Kills: tests/faults/exactly_once."""
+"""Servers that restart or freeze: the same bytes come again, every rank goes on. Kills: tests/faults/exactly_once."""
 
 import signal
 import time
