@@ -66,8 +66,9 @@ def attributes_read() -> dict[str, set[str]]:
     for path, node in nodes():
         if isinstance(node, ast.Attribute):
             read[path.parts[0]].add(node.attr)
-        elif isinstance(node, ast.arguments) and path.parts[:2] == ("trainer", "losses"):
-            read["trainer"].update(keyword.arg for keyword in node.kwonlyargs)
+        elif isinstance(node, ast.FunctionDef) and path.parts[:2] == ("trainer", "losses"):
+            used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            read["trainer"].update(used & {keyword.arg for keyword in node.args.kwonlyargs})
     return read
 
 
