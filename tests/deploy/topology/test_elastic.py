@@ -9,7 +9,7 @@ from tests.deploy.topology.machine import Machine, last_step, steps, stop_all
 from tests.deploy.topology.network import Node
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-MAX_STEPS = 20
+MAX_STEPS = 12
 
 
 def start(machine: Machine, first: Node, model: Path, runs: Path) -> None:
