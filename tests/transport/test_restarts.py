@@ -22,8 +22,8 @@ Start = Callable[..., Process]
 @pytest.mark.integration
 def test_frozen_server_is_outlived(tmp_path: Path, start: Start) -> None:
     server = start("tests.transport.serve", str(tmp_path), "tcp://127.0.0.1:0", "2", "2")
-    server.until(lambda: server.output.endswith("\n"))
-    endpoint = server.output.strip()
+    server.until(lambda: "\n" in server.output)
+    endpoint = server.output.splitlines()[0]
     heard: list[str] = []
     with BatchClient(endpoint, RUN, peer_timeout_s=0.5, lost_timeout_s=20, on_wait=heard.append) as client:
         manifest = client.manifest(1)
