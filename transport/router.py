@@ -23,6 +23,7 @@ _UNKNOWN_ADDRESS = "an unknown address"
 _SAID_NOTHING = "a connection ended before its first message: no keys, not one of ours, or a frame above the limit"
 _COPY_BYTES = 64 * 1024
 """Mean size of a frame below which frames are copied into the socket's queue."""
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,12 @@ class Router:
         self._context = zmq.asyncio.Context()
         self._allow_list = AllowList(self._context, keys, self.rejections) if keys is not None else None
         self._socket = router(self._context, keys, limits, peer_timeout_s)
+        self._monitor = self._socket.get_monitor_socket(_WATCHED)
+        self._events = zmq.Socket.shadow(self._monitor)
         self._spoke: set[int] = set()
         """Descriptors of connections by which a message came, whatever it was."""
+        self._num_refused = 0
+        """Open connections that the allow-list has refused, and counted."""
 
     def bind(self, endpoint: str) -> str:
         """Bind and return the address really bound (port 0 means any). `BindError` if it is taken."""
@@ -59,7 +64,7 @@ class Router:
 
     def start_guards(self, tasks: asyncio.TaskGroup) -> None:
         """Run what watches over handshakes. Without it, a server with keys welcomes nobody."""
-        tasks.create_task(self._count_silent())
+        tasks.create_task(self._watch_connections())
         if self._allow_list is not None:
             tasks.create_task(self._allow_list.serve())
 
@@ -67,6 +72,7 @@ class Router:
         """The next message, or None if what came was not one."""
         frames = await self._socket.recv_multipart(copy=False)
         identity, (descriptor, address) = frames[0].bytes, _source(frames[0])
+        self._count_silent()
         self._spoke.add(descriptor)
         if len(frames) != 2:
             self.rejections.add(Reason.GARBAGE, address, f"a message of {len(frames)} frames")
@@ -105,19 +111,29 @@ class Router:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
-    async def _count_silent(self) -> None:
-        """Count connections that end without a message. libzmq says neither whose they were nor why they ended."""
-        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-        num_refused = 0
-        """Open connections that the allow-list has refused, and counted."""
+    async def _watch_connections(self) -> None:
         while True:
-            event = parse_monitor_message(await monitor.recv_multipart())
+            await self._monitor.poll()
+            self._count_silent()
+
+    def _count_silent(self) -> None:
+        """Count connections that ended without a message. libzmq says neither whose they were nor why they ended.
+
+        It knows a connection by its descriptor, which the next connection may get. So what happened to connections is
+        looked at before a message is: its connection was accepted before. One that leaves before its message is looked
+        at counts as silent.
+        """
+        while self._events.poll(0):
+            event = parse_monitor_message(self._events.recv_multipart())
+            descriptor = event["value"]
             if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                num_refused += 1
-            elif event["value"] in self._spoke:
-                self._spoke.remove(event["value"])
-            elif num_refused:
-                num_refused -= 1
+                self._num_refused += 1
+            elif event["event"] == zmq.EVENT_ACCEPTED:
+                self._spoke.discard(descriptor)
+            elif descriptor in self._spoke:
+                self._spoke.remove(descriptor)
+            elif self._num_refused:
+                self._num_refused -= 1
             else:
                 self.rejections.add(Reason.HANDSHAKE, _UNKNOWN_ADDRESS, _SAID_NOTHING)
 

@@ -1,6 +1,8 @@
 """Peers that send garbage, floods or other versions get nothing, harm nobody, and are named in one log line."""
 
+import asyncio
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +12,12 @@ import pytest
 import zmq
 
 from tests.support.fakes import Served
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 from tests.transport.samples import RUN, make_batch
 from transport.client import BatchClient
 from transport.codec import decode_server_message, encode, int32
 from transport.errors import CorruptFrame, PeerTimeout, SchemaMismatch
+from transport.limits import Limits
 from transport.manifest import SCHEMA_VERSION
 from transport.messages import (
     Failure,
@@ -31,6 +34,7 @@ from transport.messages import (
 )
 from transport.outbox import Outbox
 from transport.rejections import Reason, Rejections, printable
+from transport.router import Router
 from transport.tensor import EncodedTensor
 
 Reply = Callable[[int], list[bytes]]
@@ -234,3 +238,32 @@ def test_damaged_samples_are_fetched_again_and_given_up_after_a_few_times(fake: 
         assert len(client.samples(batch.manifest, range(8))) == 8
         with pytest.raises(CorruptFrame, match="damaged 3 times"):
             client.samples(batch.manifest, range(8))
+
+
+async def test_connection_that_said_nothing_is_counted_when_it_has_the_descriptor_of_one_that_spoke() -> None:
+    """The message of the first connection is looked at when its connection is gone and its descriptor is free."""
+    callers = [socket.socket() for _ in range(20)]
+    router = Router(None, Limits(), peer_timeout_s=5)
+    port = int(router.bind("tcp://127.0.0.1:0").rsplit(":", 1)[1])
+
+    def num_silent() -> int:
+        return router.rejections.counts().get(Reason.HANDSHAKE.value, 0)
+
+    async with asyncio.TaskGroup() as tasks:
+        guards = tasks.create_task(_guarded(router))
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.connect(f"tcp://127.0.0.1:{port}")
+            peer.send(encode(HELLO))
+        await until_async(lambda: num_silent() == 1)
+        assert await router.receive()
+        for caller in callers:
+            caller.connect(("127.0.0.1", port))
+            caller.close()
+        await until_async(lambda: num_silent() == 1 + len(callers))
+        guards.cancel()
+    router.close()
+
+
+async def _guarded(router: Router) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        router.start_guards(tasks)
