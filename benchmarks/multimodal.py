@@ -38,7 +38,6 @@ from benchmarks import harness
 from trainer.images.inputs import merge_images
 from trainer.images.intake import take_in
 from trainer.images.spec import ImageSpec
-from trainer.kept_memory import keep_freed_memory
 from transport.batch import build_batch
 from transport.client import BatchClient
 from transport.outbox import Outbox
@@ -226,7 +225,6 @@ def shipped(seconds: Seconds) -> dict[str, float]:
 
 def measure() -> dict[str, object]:
     """Every way, in turns."""
-    keep_freed_memory(on_gpu=False)
     memcpy = Memcpy()
     seconds: dict[str, Seconds] = {way: defaultdict(list) for way in WAYS}
     walls, memory = ({way: list[float]() for way in WAYS} for _ in range(2))

@@ -28,13 +28,12 @@ from trainer.checkpoint_state import TrainState
 from trainer.config import ParallelConfig, TrainerConfig
 from trainer.context_parallel import join_context
 from trainer.critic.learner import make_critic
-from trainer.distributed import Ranks, choose_device, join
+from trainer.distributed import Ranks, join
 from trainer.fake_data import FakeSource
 from trainer.finished_run import FinishedRun
 from trainer.fsdp import shard_policy
 from trainer.images.family import validate_multimodal_pack
 from trainer.inbox import Inbox
-from trainer.kept_memory import keep_freed_memory
 from trainer.layout import Layout, RowSharing
 from trainer.link_keys import warn_if_exposed
 from trainer.loop import Training, train
@@ -60,7 +59,6 @@ def run_trainer(config: TrainerConfig) -> int:
     with ExitStack() as stack:
         shutdown = Shutdown()
         stack.callback(shutdown.close)
-        keep_freed_memory(on_gpu=choose_device(config.model.device).type == "cuda")
         process = TrainerProcess(config, stack)
         ranks = join(config.model.device, config.parallel.timeout_s)
         stack.callback(ranks.close)
