@@ -45,7 +45,7 @@ class Router:
         self._allow_list = AllowList(self._context, keys, self.rejections) if keys is not None else None
         self._socket = router(self._context, keys, limits, peer_timeout_s)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
-        self._events = zmq.Socket.shadow(self._monitor)
+        self._events: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor)
         self._spoke: set[int] = set()
         """Descriptors of connections by which a message came, whatever it was."""
         self._num_refused = 0
