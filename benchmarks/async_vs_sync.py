@@ -32,8 +32,8 @@ from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health import Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
-from transport.generation import GenerateRequest
-from transport.server import BatchServer
+from transport.server.server import BatchServer
+from transport.wire.generation import GenerateRequest
 
 BATCH_SIZE, GROUP_SIZE = 64, 8
 SIGMA, CAP = 1.0, 8.0

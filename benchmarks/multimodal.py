@@ -38,12 +38,12 @@ from benchmarks import harness
 from trainer.images.inputs import merge_images
 from trainer.images.intake import take_in
 from trainer.images.spec import ImageSpec
-from transport.batch import build_batch
-from transport.client import BatchClient
-from transport.outbox import Outbox
-from transport.sample import TrainingSample
-from transport.server import BatchServer
-from transport.tensor import EncodedTensor
+from transport.client.client import BatchClient
+from transport.outbox.outbox import Outbox
+from transport.server.server import BatchServer
+from transport.wire.batch import build_batch
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 RUN = "bench"
 NUM_SAMPLES = 256

@@ -14,8 +14,8 @@ from benchmarks import harness
 from trainer.bins import IntArray, best_fit_decreasing, compute_cost
 from trainer.layout import Layout
 from trainer.plan import MiniBatchPlan, plan_step
-from transport.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
-from transport.tensor import EncodedTensor
+from transport.wire.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
+from transport.wire.tensor import EncodedTensor
 
 CAP = 8192
 REPEATS = 9

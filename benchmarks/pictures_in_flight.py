@@ -29,11 +29,11 @@ from orchestrator.gateway.session import SamplingPlan, Session
 from orchestrator.rollout import Rollout
 from orchestrator.samples import to_samples
 from orchestrator.tokenizer import Tokenizer
-from transport.batch import build_batch
-from transport.codec import encode
-from transport.generation import GENERATE_PATH, MSGPACK, GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.batch import build_batch
+from transport.wire.codec import encode
+from transport.wire.generation import GENERATE_PATH, MSGPACK, GenerateReply, GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 NUM_ROLLOUTS = 256
 SIDE = 296

@@ -39,10 +39,10 @@ from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health import Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
-from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.server import BatchServer
-from transport.tensor import EncodedTensor
+from transport.server.server import BatchServer
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 GROUP_SIZE, BATCH_SIZE, MAX_STALENESS = 8, 4096, 4
 VOCAB_SIZE, MAX_TOKENS = 32_000, 256

@@ -15,10 +15,10 @@ import numpy as np
 from orchestrator.engines.protocol import Engine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.rollout import Branch, Example, Failure, Rollout
-from transport.client import BatchClient
-from transport.generation import GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.client.client import BatchClient
+from transport.wire.generation import GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 PROMPT_TOKENS = 32
 NUM_EXAMPLES = 100_000

@@ -30,8 +30,8 @@ from trainer.optimizer import make_optimizer
 from trainer.packing import pack_mini_batch
 from trainer.plan import plan_step
 from trainer.step import StepSettings, train_mini_batch
-from transport.batch import build_batch
-from transport.sample import TrainingSample
+from transport.wire.batch import build_batch
+from transport.wire.sample import TrainingSample
 
 SEQ_LEN = 1024
 ROWS = 8

@@ -22,13 +22,13 @@ import torch
 import uvloop
 
 from benchmarks import harness
-from transport.batch import EncodedBatch, build_batch, decode_rows
-from transport.client import BatchClient
-from transport.outbox import Outbox
-from transport.sample import TrainingSample, VersionSpan
-from transport.security import CurveKeys, make_keys
-from transport.server import BatchServer
-from transport.tensor import EncodedTensor
+from transport.client.client import BatchClient
+from transport.outbox.outbox import Outbox
+from transport.security.keys import CurveKeys, make_keys
+from transport.server.server import BatchServer
+from transport.wire.batch import EncodedBatch, build_batch, decode_rows
+from transport.wire.sample import TrainingSample, VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 RUN = "bench"
 NUM_SAMPLES, NUM_TOKENS = 128, 4096

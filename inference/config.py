@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from runtime.config import Config, HealthConfig, ServiceConfig
-from transport.exposure import is_local
-from transport.netloc import netloc
+from transport.security.exposure import is_local, netloc
 
 
 class ModelConfig(Config):

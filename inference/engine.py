@@ -7,7 +7,7 @@ import msgspec
 
 from inference.generation import Completion, Job, ScoreJob, Scores
 from inference.images import ImageLimits
-from transport.generation import ServedWeights, UpdateTimes
+from transport.wire.generation import ServedWeights, UpdateTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,9 @@ class Engine(Protocol):
         ...
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
-        """Fetch and verify a publish, then swap it in between two decode steps. `location` is as `transport.location`
-        spells it. Raises `WeightsRefused`: nothing changed."""
+        """Fetch and verify a publish, then swap it in between two decode steps.
+
+        `location` is as `transport.wire.weights` spells it. Raises `WeightsRefused`: nothing changed."""
         ...
 
 

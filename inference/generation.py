@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inference.images import Images
-from transport.generation import FinishReason
-from transport.sample import VersionSpan
+from transport.wire.generation import FinishReason
+from transport.wire.sample import VersionSpan
 
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

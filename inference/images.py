@@ -11,8 +11,8 @@ import xxhash
 
 from inference.errors import BadRequest
 from transport.errors import CodecError
-from transport.generation import GenerateRequest
-from transport.tensor import Array, EncodedTensor
+from transport.wire.generation import GenerateRequest
+from transport.wire.tensor import Array, EncodedTensor
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

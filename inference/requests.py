@@ -13,8 +13,8 @@ from inference.generation import Completion, Int32s, Job
 from inference.images import check_placeholders, images_of
 from runtime.model_folder import sees_pictures
 from transport.errors import CodecError
-from transport.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreRequest
+from transport.wire.tensor import EncodedTensor
 
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.01

@@ -6,8 +6,8 @@ from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import ScoreJob, Scores
 from inference.requests import check_tokens, int32_vector
-from transport.generation import ScoreReply, ScoreRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import ScoreReply, ScoreRequest
+from transport.wire.tensor import EncodedTensor
 
 
 def score_job_of(request: ScoreRequest, limits: EngineLimits) -> ScoreJob:

@@ -22,10 +22,10 @@ from orchestrator.samples import to_samples
 from orchestrator.state import CutState, save_state
 from runtime.errors import StorageError
 from runtime.health import Health
-from transport.batch import EncodedBatch, build_batch
 from transport.errors import OutboxError
-from transport.positions import Done
-from transport.server import BatchServer
+from transport.server.server import BatchServer
+from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.ledger import CompletedPositions
 
 STORE_TRIES = 5
 """Tries to make a batch durable before the run ends with exit code 74."""
@@ -70,7 +70,7 @@ class CutWriter:
         self,
         run_id: str,
         order: str,
-        done: Done,
+        done: CompletedPositions,
         state_path: Path,
         ledger: Ledger,
         history: History | None,

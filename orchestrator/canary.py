@@ -14,10 +14,10 @@ from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.protocol import Engine
 from orchestrator.errors import CanaryError
 from orchestrator.rollout import Floats
-from transport.canary import Canary
-from transport.generation import GenerateReply, GenerateRequest
-from transport.progress import PublishedWeights
-from transport.tensor import EncodedTensor
+from transport.outbox.progress import PublishedWeights
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.tensor import EncodedTensor
+from transport.wire.weights import Canary
 
 
 class CanaryCheck:

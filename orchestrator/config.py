@@ -11,7 +11,7 @@ from orchestrator.config_rules import check_engines, check_env, check_labels
 from orchestrator.curriculum.config import CurriculumConfig, NoCurriculumConfig
 from orchestrator.engines.config import EnginesConfig
 from runtime.config import Config, HealthConfig, ServiceConfig
-from transport.exposure import check_bind
+from transport.security.exposure import check_bind
 
 
 class ModelConfig(Config):

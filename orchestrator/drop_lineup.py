@@ -13,14 +13,14 @@ import dataclasses
 from orchestrator.filters import STALE, ScoredGroup
 from orchestrator.lineup import Finish, Lineup
 from orchestrator.metrics import staleness
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 
 class DropLineup(Lineup):
     """A stale group is in the cut like a filtered one: `filtered` says `stale`."""
 
     def __init__(
-        self, batch_size: int, next_step: int, done: Done, finish: Finish = tuple, *, max_staleness: int
+        self, batch_size: int, next_step: int, done: CompletedPositions, finish: Finish = tuple, *, max_staleness: int
     ) -> None:
         super().__init__(batch_size, next_step, done, finish)
         self._max_staleness = max_staleness

@@ -17,8 +17,7 @@ from orchestrator.filters import STALE, ScoredGroup
 from orchestrator.groups import Ticket
 from orchestrator.lineup import Cut
 from orchestrator.rollout import Failure, FailureReason, Rollout
-from transport.ledger_records import Cancelled, CancelReason, Dispatched, Record, Retried, Settled
-from transport.positions import Done
+from transport.wire.ledger import Cancelled, CancelReason, CompletedPositions, Dispatched, Record, Retried, Settled
 
 LEDGER_NAME = "rollouts.jsonl"
 
@@ -32,7 +31,7 @@ class Ledger:
     position that is not in `done` is generated again.
     """
 
-    def __init__(self, path: Path, done: Done) -> None:
+    def __init__(self, path: Path, done: CompletedPositions) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._pending: list[Record] = []
@@ -59,7 +58,7 @@ class Ledger:
         for scored in cut.groups:
             self._pending.append(Settled(scored.group.ticket.seq, terminal_states(scored, cut.step)))
 
-    def cancelled(self, done: Done, reason: CancelReason) -> None:
+    def cancelled(self, done: CompletedPositions, reason: CancelReason) -> None:
         """Nothing but what is at the positions in `done` was used."""
         self._pending.append(Cancelled(done.cursor, reason, done.beyond))
 

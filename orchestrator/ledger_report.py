@@ -9,7 +9,7 @@ from rich.text import Text
 
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from runtime.errors import UserError
-from transport.ledger_records import Tally, tally
+from transport.wire.ledger import Tally, tally
 
 MAX_PROBLEMS = 20
 """Contradictions that are printed."""

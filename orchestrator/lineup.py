@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from orchestrator.errors import InvariantError
 from orchestrator.filters import ScoredGroup
 from orchestrator.groups import Ticket
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 Finish = Callable[[Sequence[ScoredGroup]], tuple[ScoredGroup, ...]]
 
@@ -26,7 +26,7 @@ class Cut:
 
     step: int
     groups: tuple[ScoredGroup, ...]
-    done: Done
+    done: CompletedPositions
     """What is in this batch and those before it: where a run that has this batch continues."""
 
     @property
@@ -50,7 +50,7 @@ class Lineup:
     Invariant, for every order of taking: each position that was dispatched is in exactly one cut, or waits in the line.
     """
 
-    def __init__(self, batch_size: int, next_step: int, done: Done, finish: Finish = tuple) -> None:
+    def __init__(self, batch_size: int, next_step: int, done: CompletedPositions, finish: Finish = tuple) -> None:
         self.next_step = next_step
         """The first batch that is not complete yet."""
         self.cuts: deque[Cut] = deque()

@@ -63,9 +63,9 @@ from runtime.health import Fact, Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
 from transport.errors import OutboxError, OutboxVersionError
-from transport.ledger_records import CancelReason
-from transport.outbox import Outbox
-from transport.server import BatchServer
+from transport.outbox.outbox import Outbox
+from transport.server.server import BatchServer
+from transport.wire.ledger import CancelReason
 
 LINGER_POLL_S = 0.05
 

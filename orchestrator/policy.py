@@ -18,8 +18,8 @@ from loguru import logger
 from orchestrator.engines.protocol import Engine, EngineError
 from runtime.errors import PeerLostError, UserError
 from runtime.health import Health
-from transport.progress import PublishedWeights
-from transport.server import BatchServer
+from transport.outbox.progress import PublishedWeights
+from transport.server.server import BatchServer
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0

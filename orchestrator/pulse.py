@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.lineup import Lineup
 from runtime.health import Fact, Health
-from transport.peers import Peer
-from transport.server import BatchServer
+from transport.server.peers import Peer
+from transport.server.server import BatchServer
 
 PULSE_S = 0.5
 """Seconds between two beats: what is seen of a silent trainer is at most this much older than what is known."""
@@ -76,5 +76,5 @@ def trainer_facts(peers: Sequence[Peer], now: float) -> dict[str, Fact]:
 
 
 def rejection_facts(counts: Mapping[str, int]) -> dict[str, Fact]:
-    """How much the batch server turned away, by reason (`transport.rejections.Reason`)."""
+    """How much the batch server turned away, by reason (`transport.server.router.Reason`)."""
     return {f"rejected_{reason}": count for reason, count in counts.items()}

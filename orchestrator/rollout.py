@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.images.pictures import Pictures
-from transport.sample import VersionSpan
+from transport.wire.sample import VersionSpan
 
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -4,8 +4,8 @@ import numpy as np
 
 from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights
 from orchestrator.rollout import Bools, Branch, Floats, Rollout
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 NEUTRAL_TEMPERATURE = 1.0
 

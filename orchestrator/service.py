@@ -38,8 +38,8 @@ from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
 from runtime.watchdog import Watchdog
 from transport.errors import BindError, SecurityError
-from transport.security import CurveKeys
-from transport.server import BatchServer
+from transport.security.keys import CurveKeys
+from transport.server.server import BatchServer
 
 SERVICE = "orchestrator"
 LAG_ADVICE = "an environment that blocks belongs into worker processes (envs[].num_workers)"

@@ -3,10 +3,10 @@
 from orchestrator.config import OrchestratorConfig
 from orchestrator.drop_lineup import DropLineup
 from orchestrator.lineup import Finish, Lineup
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 
-def make_lineup(config: OrchestratorConfig, next_step: int, done: Done, finish: Finish) -> Lineup:
+def make_lineup(config: OrchestratorConfig, next_step: int, done: CompletedPositions, finish: Finish) -> Lineup:
     """The line of `config.staleness_policy`."""
     match config.staleness_policy:
         case "wait":

@@ -27,7 +27,7 @@ import msgspec
 from orchestrator.errors import StateMismatchError
 from orchestrator.examples import EnvShare
 from runtime.atomic_write import atomic_write
-from transport.positions import Done, Span
+from transport.wire.ledger import CompletedPositions, PositionSpan
 
 STATE_NAME = "orchestrator.json"
 
@@ -41,11 +41,11 @@ class CutState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     step: int
     begin: int
     end: int
-    begin_beyond: tuple[Span, ...] = ()
-    end_beyond: tuple[Span, ...] = ()
+    begin_beyond: tuple[PositionSpan, ...] = ()
+    end_beyond: tuple[PositionSpan, ...] = ()
 
     @classmethod
-    def of(cls, run_id: str, order: str, step: int, before: Done, after: Done) -> Self:
+    def of(cls, run_id: str, order: str, step: int, before: CompletedPositions, after: CompletedPositions) -> Self:
         """The state of a cut."""
         return cls(
             run_id=run_id,
@@ -83,10 +83,10 @@ def save_state(path: Path, state: CutState) -> None:
     atomic_write(path, msgspec.json.encode(state))
 
 
-def resume(state: CutState | None, next_step: int, *, run_id: str, order: str) -> Done:
+def resume(state: CutState | None, next_step: int, *, run_id: str, order: str) -> CompletedPositions:
     """What is done before batch `next_step`, which the outbox expects. Raises `StateMismatchError`."""
     if state is None and next_step == 1:
-        return Done()
+        return CompletedPositions()
     if state is None:
         raise StateMismatchError(
             f"run {run_id!r} has batches up to {next_step - 1} but no state; choose another --run.name"
@@ -102,5 +102,5 @@ def resume(state: CutState | None, next_step: int, *, run_id: str, order: str) -
             "directory is a mix of two runs; choose another --run.name"
         )
     if next_step == state.step:
-        return Done(state.begin, state.begin_beyond)
-    return Done(state.end, state.end_beyond)
+        return CompletedPositions(state.begin, state.begin_beyond)
+    return CompletedPositions(state.end, state.end_beyond)

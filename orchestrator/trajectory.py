@@ -28,8 +28,8 @@ from orchestrator.images.message_parts import digests
 from orchestrator.images.pictures import Pictures
 from orchestrator.rollout import Bools, Branch, Floats, Int32s, UInt8s
 from orchestrator.tokenizer import Tokenizer
-from transport.generation import GenerateReply
-from transport.sample import VersionSpan
+from transport.wire.generation import GenerateReply
+from transport.wire.sample import VersionSpan
 
 Tools = Sequence[Mapping[str, object]] | None
 NO_PICTURES: Mapping[str, Pictures] = MappingProxyType({})

@@ -17,8 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 from runtime.errors import UserError
 from runtime.health import Health, Status
 from runtime.health_gauges import HealthGauges
-from transport.exposure import is_local, reachable
-from transport.netloc import family_of, netloc
+from transport.security.exposure import family_of, is_local, netloc, reachable
 
 Request = socket.socket | tuple[bytes, socket.socket]
 

@@ -8,8 +8,7 @@ from aiohttp import web
 
 from runtime.errors import UserError
 from runtime.http_log import http_logger
-from transport.exposure import reachable
-from transport.netloc import netloc
+from transport.security.exposure import netloc, reachable
 
 
 @asynccontextmanager

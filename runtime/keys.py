@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runtime.errors import UserError
 from transport.errors import SecurityError
-from transport.security import make_keys
+from transport.security.keys import make_keys
 
 USAGE = "usage: rl keys DIR [CLIENT ...] (for example: rl keys keys, and later: rl keys keys client-b)"
 _CLIENT_NAME = re.compile(r"client[A-Za-z0-9._-]*")

@@ -18,8 +18,7 @@ from runtime.config_keys import config_keys
 from runtime.config_tree import Tree, get_value, merge, set_value
 from runtime.run_dir import RunDir
 from runtime.services import ServiceSpec
-from transport.exposure import reachable
-from transport.netloc import netloc
+from transport.security.exposure import netloc, reachable
 
 SHARED_KEYS = ("run", "log", "metrics", "stall_timeout_s", "model", "max_steps", "seed", "admin_token_file")
 

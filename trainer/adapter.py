@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from runtime.errors import UserError
-from transport.weights import AdapterInfo
+from transport.wire.weights import AdapterInfo
 
 ADAPTER_FILE = "adapter.json"
 PEFT_NAME = "default"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from transport.manifest import BatchManifest
-from transport.progress import PublishedWeights
-from transport.sample import TrainingSample
+from transport.outbox.progress import PublishedWeights
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
 
 
 class NoBatch(StrEnum):

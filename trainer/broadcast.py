@@ -17,9 +17,8 @@ from loguru import logger
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from transport.errors import WeightsError
-from transport.exposure import is_wildcard
-from transport.netloc import family_of, netloc
-from transport.weights import BroadcastGroup
+from transport.security.exposure import family_of, is_wildcard, netloc
+from transport.wire.weights import BroadcastGroup
 
 CHUNK_BYTES = 64 << 20
 MAX_GROUPS = 64
@@ -46,7 +45,7 @@ class Broadcaster:
         self._threads: list[threading.Thread] = []
 
     def open(self, data: memoryview) -> BroadcastGroup:
-        """See `transport.weight_server.OpenGroup`."""
+        """See `transport.weights.server.OpenGroup`."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= MAX_GROUPS:
             raise WeightsError(f"{MAX_GROUPS} broadcasts are under way already: ask again later")

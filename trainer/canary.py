@@ -8,8 +8,8 @@ from trainer.fsdp import reshard
 from trainer.model import Policy
 from trainer.packing import pack
 from trainer.probe_sample import probe_sample
-from transport.canary import Canary
-from transport.tensor import EncodedTensor
+from transport.wire.tensor import EncodedTensor
+from transport.wire.weights import Canary
 
 NUM_TOKENS = 8
 LENGTHS = (2, 4, 6, 8)

@@ -9,8 +9,7 @@ from runtime.config import Config, HealthConfig, ServiceConfig
 from runtime.model_folder import sees_pictures
 from trainer.critic.config import CriticConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
-from transport.exposure import is_local
-from transport.netloc import netloc
+from transport.security.exposure import is_local, netloc
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 

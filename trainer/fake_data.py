@@ -11,10 +11,10 @@ import numpy.typing as npt
 from trainer.batch_source import NoBatch, Unattended
 from trainer.config import FakeDataConfig
 from trainer.probe_sample import probe_sample
-from transport.batch import build_batch, decode_rows
-from transport.manifest import BatchManifest
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.batch import build_batch, decode_rows
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 ENV_NAME = "fake"
 PROMPT_SHARE = 0.5

@@ -7,8 +7,8 @@ that the last step is committed. There is nothing left to fetch, and nobody left
 from collections.abc import Sequence
 
 from trainer.batch_source import NoBatch, Unattended
-from transport.manifest import BatchManifest
-from transport.sample import TrainingSample
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
 
 
 class FinishedRun(Unattended):

@@ -17,9 +17,9 @@ from runtime.shutdown import Shutdown
 from trainer.batch_source import Batch, BatchSource, NoBatch
 from trainer.distributed import Ranks
 from trainer.errors import RankMismatch
-from transport.manifest import BatchManifest
-from transport.progress import PublishedWeights
-from transport.sample import TrainingSample
+from transport.outbox.progress import PublishedWeights
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
 
 _T = TypeVar("_T")
 

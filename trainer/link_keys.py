@@ -5,8 +5,8 @@ from loguru import logger
 from runtime.errors import UserError
 from trainer.config import OrchestratorLinkConfig
 from transport.errors import SecurityError
-from transport.exposure import is_local
-from transport.security import CurveKeys
+from transport.security.exposure import is_local
+from transport.security.keys import CurveKeys
 
 
 def load_keys(config: OrchestratorLinkConfig) -> CurveKeys | None:

@@ -13,8 +13,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainer.adapter import adapter_tensor_name
 from trainer.errors import TrainerError
-from transport.tensor import DType
-from transport.weights import TensorEntry
+from transport.wire.tensor import DType
+from transport.wire.weights import TensorEntry
 
 
 @dataclass(frozen=True)

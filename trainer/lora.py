@@ -11,7 +11,7 @@ from trainer.adapter import PEFT_NAME, Adapter
 from trainer.config import LoraConfig
 from trainer.errors import ModelUnusable
 from trainer.local_ranges import named_weights, raw_bytes, spec_of
-from transport.weights import hash_bytes, weights_digest
+from transport.wire.weights import hash_bytes, weights_digest
 
 if TYPE_CHECKING:
     import peft

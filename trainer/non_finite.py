@@ -10,10 +10,10 @@ from trainer.distributed import Ranks
 from trainer.errors import NonFiniteError
 from trainer.progress import Progress
 from trainer.step import StepReport
-from transport.batch import build_batch
-from transport.batch_file import file_chunks
 from transport.durable import write_durably
-from transport.outbox import batch_path
+from transport.outbox.batch_file import file_chunks
+from transport.outbox.outbox import batch_path
+from transport.wire.batch import build_batch
 
 
 class NonFiniteGuard:

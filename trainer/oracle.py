@@ -16,7 +16,7 @@ from trainer.micro_batch import MicroBatch
 from trainer.model import Policy
 from trainer.packing import pack
 from trainer.probe_sample import probe_sample
-from transport.sample import TrainingSample
+from transport.wire.sample import TrainingSample
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of a log probability; a leak is worth a nat or so. Rows of another length may be computed by other

@@ -16,11 +16,11 @@ from trainer.config import OrchestratorLinkConfig
 from trainer.distributed import Ranks
 from trainer.errors import StopWaiting
 from trainer.link_keys import load_keys
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 from transport.errors import CodecError, PeerTimeout, Refused, RequestFailed, SchemaMismatch
-from transport.manifest import BatchManifest
-from transport.progress import PublishedWeights
-from transport.sample import TrainingSample
+from transport.outbox.progress import PublishedWeights
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
 
 
 class OrchestratorLink:

@@ -17,8 +17,8 @@ from trainer.images.inputs import dummy_image, merge_images
 from trainer.images.spec import ImageSpec
 from trainer.micro_batch import LossTokens, MicroBatch
 from trainer.plan import StepPlan
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 Floats = npt.NDArray[np.float32]
 PADDING_TOKEN_ID = 0

@@ -21,7 +21,7 @@ from trainer.bins import IntArray, best_fit_decreasing, compute_cost, spread_by_
 from trainer.errors import PlanError
 from trainer.layout import Layout, RowSharing
 from trainer.weighting import units_of
-from transport.manifest import IMAGE, BatchManifest
+from transport.wire.manifest import IMAGE, BatchManifest
 
 WORTH_SPREADING = 0.985
 """Share of the room in all micro batches above which they are so full that no order of them costs much less."""

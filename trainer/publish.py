@@ -26,8 +26,8 @@ from trainer.distributed import Ranks
 from trainer.local_ranges import local_range, named_weights, spec_of
 from trainer.published import make_manifest
 from trainer.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, plan_shards
-from transport.progress import PublishedWeights
-from transport.weights import MANIFEST_NAME, AdapterInfo, TensorEntry, WeightManifest, hash_bytes, version_dir
+from transport.outbox.progress import PublishedWeights
+from transport.wire.weights import MANIFEST_NAME, AdapterInfo, TensorEntry, WeightManifest, hash_bytes, version_dir
 
 MAX_ATTEMPTS = 5
 """Failed publishes of one version after which the trainer stops with exit code 74."""

@@ -7,8 +7,8 @@ import msgspec
 from torch import nn
 
 from trainer.safetensors_layout import ShardLayout
-from transport.progress import PublishedWeights
-from transport.weights import AdapterInfo, ShardEntry, TensorEntry, WeightManifest, publish_digest
+from transport.outbox.progress import PublishedWeights
+from transport.wire.weights import AdapterInfo, ShardEntry, TensorEntry, WeightManifest, publish_digest
 
 
 class WeightChannel(Protocol):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from runtime.errors import UserError
 from trainer.batch_source import NoBatch, Unattended
-from transport.batch import decode_rows
-from transport.batch_file import BatchFile
 from transport.errors import TransportError
-from transport.manifest import BatchManifest
-from transport.outbox import RETIRED_NAME, batch_path
-from transport.sample import TrainingSample
+from transport.outbox.batch_file import BatchFile
+from transport.outbox.outbox import RETIRED_NAME, batch_path
+from transport.wire.batch import decode_rows
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
 
 
 class ReplaySource(Unattended):

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from transport.tensor import DTYPE_BYTES
-from transport.weights import TensorEntry
+from transport.wire.tensor import DTYPE_BYTES
+from transport.wire.weights import TensorEntry
 
 MAX_SHARD_BYTES = 4 * 1024**3
 _CODES: dict[str, str] = {

@@ -19,7 +19,7 @@ from trainer.config import TokenExportConfig
 from trainer.distributed import Ranks
 from trainer.plan import StepPlan
 from trainer.token_record import TokenRecorder
-from transport.sample import TrainingSample
+from transport.wire.sample import TrainingSample
 
 STABLE = "STABLE"
 _FAILED = b"failed"

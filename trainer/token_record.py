@@ -16,8 +16,8 @@ from torch import Tensor
 from trainer.logprobs import TokenScores
 from trainer.losses.protocol import RlOutputs
 from trainer.micro_batch import MicroBatch
-from transport.sample import TrainingSample, VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample, VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 Column = list[float | bool | None]
 """One entry per token of the sequence; `None` where the token is not trained."""

@@ -11,13 +11,10 @@ from trainer.publish import Publisher
 from trainer.published import WeightChannel
 from trainer.zmq_publish import ZmqPublisher
 from transport.errors import BindError, SecurityError
-from transport.exposure import is_wildcard
-from transport.location import Channel
-from transport.netloc import netloc
-from transport.security import CurveKeys
-from transport.weight_server import WeightServer
-from transport.weight_store import WeightStore
-from transport.weights import AdapterInfo
+from transport.security.exposure import is_wildcard, netloc
+from transport.security.keys import CurveKeys
+from transport.weights.server import WeightServer, WeightStore
+from transport.wire.weights import AdapterInfo, Channel
 
 
 def open_channel(

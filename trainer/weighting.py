@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from transport.manifest import SampleColumns
+from transport.wire.manifest import SampleColumns
 
 
 class Weighting(StrEnum):

@@ -1,6 +1,6 @@
 """`ZmqPublisher`: a policy version in the ranks' memory, served to engines. No file, no gather to one rank.
 
-The channels `zmq` and `collective` differ only in how the bytes travel (`transport/weight_server.py`, `broadcast.py`).
+The channels `zmq` and `collective` differ only in how the bytes travel (`transport/weights/server.py`, `broadcast.py`).
 
 every rank      copies its byte ranges                               (the optimizer changes the parameters in place)
 every rank      hashes its share of the tensors                      (one whole tensor at a time)
@@ -16,11 +16,9 @@ from torch.distributed.tensor import DTensor
 from trainer.distributed import Ranks
 from trainer.local_ranges import local_range, named_weights, raw_bytes, spec_of
 from trainer.published import make_manifest
-from transport.location import Channel, location_of
-from transport.progress import PublishedWeights
-from transport.weight_server import WeightServer
-from transport.weight_store import WeightStore
-from transport.weights import AdapterInfo, WeightOffer, WeightRange, hash_bytes
+from transport.outbox.progress import PublishedWeights
+from transport.weights.server import WeightServer, WeightStore
+from transport.wire.weights import AdapterInfo, Channel, WeightOffer, WeightRange, hash_bytes, location_of
 
 
 class RankShare(msgspec.Struct, frozen=True):

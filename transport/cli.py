@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from transport.batch import decode_batch
-from transport.batch_file import BatchFile
 from transport.errors import TransportError
-from transport.sample import TrainingSample
+from transport.outbox.batch_file import BatchFile
+from transport.wire.batch import decode_batch
+from transport.wire.sample import TrainingSample
 
 _OK, _UNREADABLE = 0, 1
 

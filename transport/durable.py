@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from transport.tensor import Buffer
+from transport.wire.tensor import Buffer
 
 TEMPORARY_SUFFIX = ".tmp"
 

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from transport.exposure import is_local
-from transport.netloc import netloc
+from transport.security.exposure import is_local, netloc
 
 COOKIE = "tandem_view"
 POLICY = (

@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from runtime.secret_file import read_or_make_secret
-from transport.exposure import is_local, reachable
-from transport.netloc import netloc
+from transport.security.exposure import is_local, netloc, reachable
 from viewer.errors import ViewerError, reading
 from viewer.run import Run
 from viewer.run_index import cache_folder
@@ -116,7 +115,10 @@ def _token(host: str, file: Path | None) -> str | None:
 
 
 async def _serve(runs: Sequence[Run], host: str, port: int, token: str | None) -> None:
-    from viewer.server import make_app, serve  # aiohttp: nothing else here needs it
+    from viewer.server import (
+        make_app,  # aiohttp: nothing else here needs it
+        serve,  # aiohttp: nothing else here needs it
+    )
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from transport.ledger_records import Record, tally
+from transport.wire.ledger import Record, tally
 from viewer.json_lines import read_spans
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)

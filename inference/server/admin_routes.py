@@ -10,7 +10,7 @@ from inference.errors import InferenceError, WeightsRefused
 from inference.requests import APPLY, decode_body
 from inference.server.errors_json import Handler, error_response, json_response
 from inference.server.state import STATE
-from transport.generation import AppliedWeights, ServedWeights
+from transport.wire.generation import AppliedWeights, ServedWeights
 
 ADMIN_PREFIX = "/inference/admin/"
 

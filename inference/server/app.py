@@ -5,7 +5,7 @@ from aiohttp import web
 from inference.server import admin_routes, chat_route, generate_route, info_routes, score_route
 from inference.server.errors_json import errors_as_json
 from inference.server.state import STATE, ServerState
-from transport.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH
+from transport.wire.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH
 
 
 def make_app(state: ServerState) -> web.Application:

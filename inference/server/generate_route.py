@@ -8,8 +8,8 @@ from inference.errors import DeadlineExceeded
 from inference.generation import Completion, Job
 from inference.requests import GENERATE, decode_body, job_of, reply_of
 from inference.server.state import STATE, ServerState
-from transport.codec import encode
-from transport.generation import MSGPACK
+from transport.wire.codec import encode
+from transport.wire.generation import MSGPACK
 
 
 async def generate(request: web.Request) -> web.Response:

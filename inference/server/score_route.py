@@ -9,8 +9,8 @@ from inference.generation import ScoreJob, Scores
 from inference.requests import SCORE, decode_body
 from inference.scoring import score_job_of, score_reply_of
 from inference.server.state import STATE, ServerState
-from transport.codec import encode
-from transport.generation import MSGPACK
+from transport.wire.codec import encode
+from transport.wire.generation import MSGPACK
 
 
 async def score(request: web.Request) -> web.Response:

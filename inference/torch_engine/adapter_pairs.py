@@ -7,7 +7,7 @@ from torch import Tensor
 
 from inference.errors import WeightsRefused
 from inference.torch_engine.weights import VerifiedWeights
-from transport.weights import AdapterInfo
+from transport.wire.weights import AdapterInfo
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from transport.errors import WeightsError
-from transport.netloc import netloc
-from transport.weight_client import Bytes
-from transport.weights import BroadcastGroup
+from transport.security.exposure import netloc
+from transport.weights.client import Bytes
+from transport.wire.weights import BroadcastGroup
 
 
 class Group(Protocol):
@@ -28,7 +28,7 @@ class Group(Protocol):
 
 
 def join_broadcast(group: BroadcastGroup, num_bytes: int, timeout_s: float, *, device: torch.device) -> Iterator[Bytes]:
-    """See `transport.weight_client.JoinGroup`. `device` is where NCCL receives; gloo receives on the CPU."""
+    """See `transport.weights.client.JoinGroup`. `device` is where NCCL receives; gloo receives on the CPU."""
     try:
         process_group = _join(group, timedelta(seconds=timeout_s), device)
         root = dist.BroadcastOptions()

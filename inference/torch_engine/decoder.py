@@ -24,7 +24,7 @@ from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.slot_model import SlotModel
 from inference.torch_engine.slots import SlotTable
 from inference.torch_engine.weights import VerifiedWeights, copy_into, model_digest
-from transport.generation import FinishReason, ServedWeights
+from transport.wire.generation import FinishReason, ServedWeights
 
 
 class Decoder:

@@ -17,7 +17,7 @@ from inference.torch_engine.engine_thread import EngineThread
 from inference.torch_engine.sequence import Finished, Sequence
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import VerifiedWeights
-from transport.generation import ServedWeights, UpdateTimes
+from transport.wire.generation import ServedWeights, UpdateTimes
 
 _T = TypeVar("_T")
 _SEED_MASK = 2**64 - 1

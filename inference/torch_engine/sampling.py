@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inference.generation import Floats
-from transport.tensor import Array
+from transport.wire.tensor import Array
 
 Doubles = npt.NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from inference.generation import Completion, Job, TopLogprobs
-from transport.sample import VersionSpan
+from transport.wire.sample import VersionSpan
 
 
 @dataclass(slots=True, eq=False)

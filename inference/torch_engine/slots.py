@@ -10,8 +10,8 @@ import numpy as np
 
 from inference.generation import Completion, Floats, Int32s
 from inference.torch_engine.sequence import Sequence
-from transport.generation import FinishReason
-from transport.tensor import Array
+from transport.wire.generation import FinishReason
+from transport.wire.tensor import Array
 
 
 class Moves(NamedTuple):

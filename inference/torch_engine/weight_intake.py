@@ -14,10 +14,9 @@ from inference.torch_engine.broadcast_intake import join_broadcast
 from inference.torch_engine.weights import VerifiedWeights, read_publish
 from runtime.errors import UserError
 from transport.errors import SecurityError, TransportError
-from transport.location import Channel, parse_location
-from transport.security import CurveKeys
-from transport.weight_client import Bytes, FetchSettings, fetch_weights
-from transport.weights import TensorEntry
+from transport.security.keys import CurveKeys
+from transport.weights.client import Bytes, FetchSettings, fetch_weights
+from transport.wire.weights import Channel, TensorEntry, parse_location
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from inference.errors import WeightsRefused
 from transport.errors import WeightsError
-from transport.weights import (
+from transport.wire.weights import (
     AdapterInfo,
     ShardEntry,
     TensorEntry,

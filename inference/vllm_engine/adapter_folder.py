@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference.torch_engine.adapter_pairs import Pair
-from transport.weights import AdapterInfo
+from transport.wire.weights import AdapterInfo
 
 _PREFIX = "base_model.model."
 _TENSORS = "adapter_model.safetensors"

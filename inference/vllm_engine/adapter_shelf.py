@@ -25,8 +25,8 @@ from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
 from inference.torch_engine.weights import VerifiedWeights
 from inference.vllm_engine.adapter_folder import write_adapter_folder
 from inference.vllm_engine.checkpoint import checkpoint_shapes
-from transport.generation import ServedWeights
-from transport.weights import AdapterInfo, adapter_digest
+from transport.wire.generation import ServedWeights
+from transport.wire.weights import AdapterInfo, adapter_digest
 
 # Not `__name__`: vLLM shows only loggers below its own.
 logger = init_logger("vllm.tandem")

@@ -15,7 +15,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from inference.torch_engine.weights import dtype_name, tensor_hash
 from runtime.errors import UserError
 from runtime.model_folder import sees_pictures
-from transport.weights import weights_digest
+from transport.wire.weights import weights_digest
 
 _TIED_HEAD = "lm_head.weight"
 

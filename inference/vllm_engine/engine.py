@@ -21,8 +21,8 @@ from inference.errors import NonFiniteLogits, QueueFull, Unavailable, Unsupporte
 from inference.generation import Completion, Job, ScoreJob, Scores
 from inference.vllm_engine.adapter_shelf import AdapterShelf, LoadedAdapter
 from inference.vllm_engine.engine_input import engine_input
-from transport.generation import FinishReason, ServedWeights, UpdateTimes
-from transport.sample import VersionSpan
+from transport.wire.generation import FinishReason, ServedWeights, UpdateTimes
+from transport.wire.sample import VersionSpan
 
 logger = init_logger("vllm.tandem")
 

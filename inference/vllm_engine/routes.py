@@ -21,8 +21,8 @@ from inference.errors import (
 from inference.requests import APPLY, GENERATE, SCORE, decode_body, job_of, reply_of
 from inference.scoring import score_job_of, score_reply_of
 from inference.vllm_engine.engine import VllmEngine, logger
-from transport.codec import encode
-from transport.generation import MSGPACK, AppliedWeights, GenerateRequest
+from transport.wire.codec import encode
+from transport.wire.generation import MSGPACK, AppliedWeights, GenerateRequest
 
 DISCONNECT_POLL_S = 1.0
 

@@ -30,8 +30,7 @@ from runtime.launch_cookie import VARIABLE
 from runtime.run_dir import RunDir
 from runtime.service_info import ServiceInfo
 from runtime.shutdown import Shutdown
-from transport.exposure import reachable
-from transport.netloc import family_of, netloc
+from transport.security.exposure import family_of, netloc, reachable
 
 SERVICE = "inference"
 START_POLL_S = 0.2

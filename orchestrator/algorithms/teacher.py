@@ -18,8 +18,8 @@ from orchestrator.engines.validation import LOGPROB_SLACK, check_reply
 from orchestrator.rollout import Floats, Int32s
 from runtime.errors import PeerLostError, UserError
 from transport.errors import CodecError
-from transport.generation import GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
+from transport.wire.tensor import EncodedTensor
 
 
 class Teacher:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.engines.protocol import EngineError
-from transport.netloc import netloc
+from transport.security.exposure import netloc
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port to IP addresses. Raises `OSError` if the name cannot be resolved."""

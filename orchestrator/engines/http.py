@@ -23,7 +23,7 @@ from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.replica import Replica, ReplicaClient, Target, slowest
 from orchestrator.engines.retry import TemporaryError, retrying, when_ready
 from orchestrator.engines.validation import check_reply
-from transport.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
+from transport.wire.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
 
 Connect = Callable[[aiohttp.ClientSession, str], ReplicaClient]
 

@@ -9,7 +9,7 @@ from orchestrator.engines.exchange import decoded, exchange
 from orchestrator.engines.load import EngineLoad
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.uploads import Uploads
-from transport.generation import (
+from transport.wire.generation import (
     GENERATE_PATH,
     MSGPACK,
     SCORE_PATH,

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from orchestrator.engines.availability import Availability
 from orchestrator.engines.load import EngineLoad
-from transport.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
+from transport.wire.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
 
 
 class EngineError(Exception):

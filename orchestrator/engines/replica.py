@@ -8,7 +8,7 @@ from typing import Protocol
 from orchestrator.engines.circuit import Circuit
 from orchestrator.engines.http_client import EngineHealth
 from orchestrator.engines.protocol import EngineError
-from transport.generation import (
+from transport.wire.generation import (
     AppliedWeights,
     ApplyWeights,
     GenerateReply,

@@ -19,9 +19,9 @@ from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.validation import check_reply
 from orchestrator.rollout import Int32s
 from orchestrator.tokenizer import Tokenizer
-from transport.generation import FinishReason, GenerateReply, GenerateRequest, ServedWeights
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import FinishReason, GenerateReply, GenerateRequest, ServedWeights
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 Script = Callable[[GenerateRequest], Int32s]
 """Request to sampled ids; longer answers than `max_tokens` are cut."""

@@ -20,9 +20,9 @@ import numpy as np
 from orchestrator.engines.exchange import decoded, exchange
 from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, EngineHealth
 from orchestrator.engines.protocol import EngineError
-from transport.generation import ApplyWeights, FinishReason, GenerateReply, GenerateRequest, ServedWeights
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import ApplyWeights, FinishReason, GenerateReply, GenerateRequest, ServedWeights
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from transport.generation import GenerateRequest
+from transport.wire.generation import GenerateRequest
 
 MAX_UPLOADS = 4
 """Requests with pictures that are sent at the same time."""

@@ -4,9 +4,9 @@ import numpy as np
 
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from transport.errors import CodecError
-from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 LOGPROB_SLACK = 1e-5
 """A float32 log-softmax may round to just above 0."""

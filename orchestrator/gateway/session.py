@@ -15,8 +15,8 @@ from orchestrator.images.reader import Seen
 from orchestrator.rollout import Branch
 from orchestrator.tokenizer import Tokenizer
 from orchestrator.trajectory import Trajectory
-from transport.generation import GenerateReply, GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import numpy as np
 
-from transport.tensor import EncodedTensor
+from transport.wire.tensor import EncodedTensor
 
 
 class Pictures(msgspec.Struct, frozen=True, eq=False, weakref=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from orchestrator.images.message_parts import Message, decoded, digest_of, image
 from orchestrator.images.patches import PatchMaker
 from orchestrator.images.pictures import Pictures, PictureShelf, joined
 from orchestrator.images.placeholders import Placeholders
-from transport.tensor import EncodedTensor
+from transport.wire.tensor import EncodedTensor
 
 
 @dataclass(frozen=True, slots=True)

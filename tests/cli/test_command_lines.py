@@ -13,7 +13,7 @@ from orchestrator.ledger import LEDGER_NAME, Ledger
 from runtime.errors import UserError
 from tests.cli.console import CONSOLE, resolve, run
 from tests.orchestrator.core.builders import make_ticket
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 ENV = ("--envs", '[{"id": "toy"}]')
 LEDGER_USAGE = "usage: orchestrator ledger RUN_DIRECTORY"
@@ -86,7 +86,7 @@ def test_ledger_command_explains_itself() -> None:
 def test_ledger_command_says_by_its_exit_code_whether_it_balances(folder: Path) -> None:
     path = folder / "ledger" / LEDGER_NAME
     path.parent.mkdir()
-    ledger = Ledger(path, Done())
+    ledger = Ledger(path, CompletedPositions())
     ledger.dispatched(make_ticket(0, size=4))
     ledger.close()
     assert "in_flight" in run(["orchestrator", "ledger", str(folder)])

@@ -27,7 +27,7 @@ from tiny_models.recipe import Recipe
 from tiny_models.tokenizer import build_tokenizer
 from tiny_models.vision_architecture import build_vision_model
 from tiny_models.vision_warm_start import named, prompt, vision_warm_start
-from transport.generation import GenerateRequest
+from transport.wire.generation import GenerateRequest
 
 PICTURE = "<|vision_start|>" + "<|image_pad|>" * 4 + "<|vision_end|>"
 

@@ -16,7 +16,7 @@ from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.tokenizer import Tokenizer
-from transport.generation import GenerateRequest
+from transport.wire.generation import GenerateRequest
 
 Reply = Callable[[str, int], str]
 """Rendered prompt and seed of a request to the model's reply."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from transport.batch import EncodedBatch, build_batch
-from transport.batch_file import file_chunks
-from transport.codec import encode, int32
-from transport.messages import (
+from transport.outbox.batch_file import file_chunks
+from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.codec import encode, int32
+from transport.wire.messages import (
     Ack,
     Broadcast,
     Bye,
@@ -38,9 +38,9 @@ from transport.messages import (
     WeightsPublished,
     Welcome,
 )
-from transport.sample import TrainingSample, VersionSpan
-from transport.tensor import EncodedTensor
-from transport.weights import BroadcastGroup, ShardEntry, TensorEntry, WeightManifest, WeightOffer, WeightRange
+from transport.wire.sample import TrainingSample, VersionSpan
+from transport.wire.tensor import EncodedTensor
+from transport.wire.weights import BroadcastGroup, ShardEntry, TensorEntry, WeightManifest, WeightOffer, WeightRange
 
 FOLDER = Path(__file__).parent / "schema_3"
 BATCH_NAME = "batch.batch"

@@ -10,14 +10,7 @@ from transformers import PreTrainedModel
 
 from inference.torch_engine.weights import dtype_name, model_digest, tensor_hash
 from tests.support.models import write_manifest
-from transport.weights import (
-    AdapterInfo,
-    ShardEntry,
-    TensorEntry,
-    WeightManifest,
-    publish_digest,
-    version_dir,
-)
+from transport.wire.weights import AdapterInfo, ShardEntry, TensorEntry, WeightManifest, publish_digest, version_dir
 
 RANK, ALPHA = 4, 6
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.inference.contract_server import Server
 from tests.support.waiting import until
-from transport.generation import GENERATE_PATH
+from transport.wire.generation import GENERATE_PATH
 
 
 class ServerProcess(Server):

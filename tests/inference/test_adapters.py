@@ -11,9 +11,10 @@ from inference.errors import WeightsRefused
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.weights import model_digest
 from tests.inference.adapters import make_adapter, publish_adapter, with_adapter
-from tests.inference.test_weight_swap import Gate, assert_spans_are_exact, job, swap_at_gate
+from tests.inference.gate import Gate
+from tests.inference.test_weight_swap import assert_spans_are_exact, job, swap_at_gate
 from tests.support.models import make_model, publish
-from transport.weights import read_weight_manifest
+from transport.wire.weights import read_weight_manifest
 
 
 async def test_adapters_change_in_flight_and_every_span_is_exact(

@@ -29,8 +29,8 @@ from tests.inference.contract_server import (
 from tests.support.models import VOCAB_SIZE, publish, score
 from tests.transport.weight_ranks import Tensors, WeightRanks
 from trainer.broadcast import Broadcaster
-from transport.codec import encode
-from transport.generation import (
+from transport.wire.codec import encode
+from transport.wire.generation import (
     GENERATE_PATH,
     MSGPACK,
     SCORE_PATH,
@@ -41,9 +41,8 @@ from transport.generation import (
     ScoreReply,
     ScoreRequest,
 )
-from transport.location import Channel, location_of
-from transport.tensor import EncodedTensor
-from transport.weights import read_weight_manifest
+from transport.wire.tensor import EncodedTensor
+from transport.wire.weights import Channel, location_of, read_weight_manifest
 
 pytestmark = pytest.mark.integration
 

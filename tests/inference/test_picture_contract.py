@@ -26,9 +26,9 @@ from tests.inference.tiny_vision import (
     save_vision_model,
 )
 from tests.support.models import publish
-from transport.codec import encode
-from transport.generation import GENERATE_PATH, GenerateReply
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode
+from transport.wire.generation import GENERATE_PATH, GenerateReply
+from transport.wire.tensor import EncodedTensor
 
 pytestmark = pytest.mark.integration
 Prompt = tuple[list[int], Images | None]

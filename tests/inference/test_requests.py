@@ -9,10 +9,10 @@ from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion
 from inference.requests import GENERATE, decode_body, job_of, reply_of
-from transport.codec import encode
-from transport.generation import GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode
+from transport.wire.generation import GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 LIMITS = EngineLimits(vocab_size=50, max_model_len=16, max_batch_size=4, max_waiting=4)
 

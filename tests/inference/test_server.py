@@ -15,9 +15,9 @@ from tests.inference.conftest import ADMIN, running_client, running_engine
 from tests.inference.gate import held
 from tests.support.models import make_model, publish
 from tests.support.waiting import until_async
-from transport.codec import encode
-from transport.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode
+from transport.wire.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 
 def body() -> bytes:

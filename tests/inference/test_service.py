@@ -18,9 +18,9 @@ from runtime.exit_codes import ExitCode
 from tests.inference.server_process import ServerProcess, server_process
 from tests.support.models import make_model, publish, score
 from tests.support.waiting import until
-from transport.codec import encode
-from transport.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode
+from transport.wire.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 
 def body(max_tokens: int = 8) -> bytes:

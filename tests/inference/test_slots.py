@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from inference.generation import Job
 from inference.torch_engine.sequence import Sequence
 from inference.torch_engine.slots import SlotTable
-from transport.sample import VersionSpan
+from transport.wire.sample import VersionSpan
 
 
 def sequence(key: int, length: int = 2) -> Sequence:

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from tests.inference.conftest import running_client, running_engine
 from tests.support.models import score
 from tests.support.waiting import until_async
-from transport.codec import encode
-from transport.generation import GENERATE_PATH, GenerateReply, GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode
+from transport.wire.generation import GENERATE_PATH, GenerateReply, GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 
 def prompt(number: int) -> list[int]:

@@ -43,9 +43,9 @@ from tests.inference.tiny_vision import (
     request_with,
 )
 from tests.support.models import make_tokenizer, publish
-from transport.codec import encode
-from transport.generation import GENERATE_PATH, GenerateReply, GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode
+from transport.wire.generation import GENERATE_PATH, GenerateReply, GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 SLOTS, LENGTH = 4, 96
 Asked = dict[int, tuple[list[int], Images | None]]

@@ -12,7 +12,7 @@ from inference.errors import WeightsNotHeld
 from inference.torch_engine.adapter_pairs import adapter_pairs
 from inference.vllm_engine.adapter_folder import read_adapter_folder, write_adapter_folder
 from inference.vllm_engine.adapter_readback import check_held
-from transport.weights import AdapterInfo
+from transport.wire.weights import AdapterInfo
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 SCALE = 1.5

@@ -17,7 +17,7 @@ from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
 from tests.support.models import make_model, publish, save_model, score
 from tests.support.waiting import until_async
-from transport.sample import VersionSpan
+from transport.wire.sample import VersionSpan
 
 
 def job(prompt: list[int], max_tokens: int, gate: Gate | None = None) -> Job:

@@ -14,7 +14,7 @@ from inference.errors import WeightsRefused
 from inference.torch_engine.weight_intake import WeightIntake
 from inference.torch_engine.weights import check_fits, model_digest, read_publish, served_tensors
 from tests.support.models import make_model, publish, save_model, write_manifest
-from transport.weights import WeightManifest, read_weight_manifest
+from transport.wire.weights import WeightManifest, read_weight_manifest
 
 
 def read(path: Path, version: int = 1, run_id: str = "default") -> None:

@@ -14,8 +14,8 @@ from tests.support.models import make_model, publish, save_model
 from trainer.canary import make_canary
 from trainer.config import ModelConfig
 from trainer.model import load_policy
-from transport.progress import PublishedWeights
-from transport.weights import read_weight_manifest
+from transport.outbox.progress import PublishedWeights
+from transport.wire.weights import read_weight_manifest
 
 TOLERANCE = 1e-3
 

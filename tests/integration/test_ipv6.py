@@ -16,11 +16,10 @@ from runtime.http_listener import listening
 from tests.ipv6 import needs_ipv6
 from tests.transport.weight_ranks import make_offer
 from trainer.weight_channel import advertised
-from transport.netloc import netloc
-from transport.security import CurveKeys, make_keys
-from transport.weight_client import FetchSettings, fetch_weights
-from transport.weight_server import WeightServer
-from transport.weight_store import WeightStore
+from transport.security.exposure import netloc
+from transport.security.keys import CurveKeys, make_keys
+from transport.weights.client import FetchSettings, fetch_weights
+from transport.weights.server import WeightServer, WeightStore
 
 pytestmark = needs_ipv6
 ADDRESSES = pytest.mark.parametrize("host", ["::1", "::"])

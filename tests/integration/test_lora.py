@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.circle import ROOT, environment, run_rl
-from transport.weights import read_weight_manifest, version_dir
+from transport.wire.weights import read_weight_manifest, version_dir
 
 pytestmark = pytest.mark.integration
 LORA_CONFIG = ROOT / "configs" / "copy_text_lora" / "rl.toml"

@@ -11,12 +11,12 @@ from typing import TypeVar
 import uvloop
 
 from tests.support.waiting import until
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 from transport.errors import TransportError
-from transport.outbox import Outbox
-from transport.sample import TrainingSample
-from transport.security import CurveKeys
-from transport.server import BatchServer
+from transport.outbox.outbox import Outbox
+from transport.security.keys import CurveKeys
+from transport.server.server import BatchServer
+from transport.wire.sample import TrainingSample
 
 DEADLINE_S = 60.0
 _T = TypeVar("_T")

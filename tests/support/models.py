@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from inference.torch_engine.weights import dtype_name, served_tensors, tensor_hash
-from transport.weights import ShardEntry, TensorEntry, WeightManifest, version_dir, weights_digest
+from transport.wire.weights import ShardEntry, TensorEntry, WeightManifest, version_dir, weights_digest
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>"]
 CHARACTERS = string.ascii_lowercase + string.digits + " .,!?:"

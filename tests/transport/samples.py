@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from transport.batch import EncodedBatch, build_batch
-from transport.sample import TrainingSample, VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.sample import TrainingSample, VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 RUN = "test-run"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import uvloop
 
 from tests.transport.samples import RUN, make_batch
-from transport.outbox import Outbox
-from transport.server import BatchServer
+from transport.outbox.outbox import Outbox
+from transport.server.server import BatchServer
 
 
 async def main(directory: Path, endpoint: str, num_steps: int, max_ahead: int) -> None:

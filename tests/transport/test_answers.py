@@ -6,18 +6,19 @@ import msgspec
 import pytest
 
 from tests.transport.samples import RUN, make_batch
-from transport.answers import answer_hello, answer_manifest, answer_samples, has_lost_commit, record_report
-from transport.codec import int32
 from transport.errors import OutboxError
-from transport.limits import Limits
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import (
+from transport.outbox.outbox import Outbox
+from transport.server.answers import answer_hello, answer_manifest, answer_samples, has_lost_commit, record_report
+from transport.wire.codec import int32
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import (
     Committed,
     EndOfRun,
     Failure,
     GetManifest,
     GetSamples,
     Hello,
+    Limits,
     Manifest,
     Refusal,
     Samples,
@@ -25,7 +26,6 @@ from transport.messages import (
     WeightsPublished,
     Welcome,
 )
-from transport.outbox import Outbox
 
 LIMITS = Limits()
 HELLO = Hello(seq=9, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=2, last_committed=0)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.transport.samples import RUN, make_batch, make_sample
-from transport.batch import build_batch, decode_batch, decode_rows
-from transport.codec import encode
 from transport.errors import CodecError, CorruptFrame
-from transport.manifest import IMAGE, TEXT
-from transport.outbox import Outbox
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.outbox.outbox import Outbox
+from transport.wire.batch import build_batch, decode_batch, decode_rows
+from transport.wire.codec import encode
+from transport.wire.manifest import IMAGE, TEXT
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 
 def test_samples_come_back_equal() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from tests.transport.samples import make_batch, make_sample
-from transport.codec import (
+from transport.errors import CodecError, CorruptFrame, SchemaMismatch
+from transport.wire.codec import (
     check_manifest,
     decode_client_message,
     decode_manifest,
@@ -19,11 +20,10 @@ from transport.codec import (
     foreign_greeting,
     int32,
 )
-from transport.errors import CodecError, CorruptFrame, SchemaMismatch
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import GetSamples, Hello, Manifest, Ping, Refusal
-from transport.sample import VersionSpan
-from transport.tensor import DTYPE_BYTES, EncodedTensor
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import GetSamples, Hello, Manifest, Ping, Refusal
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import DTYPE_BYTES, EncodedTensor
 
 HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id="r", rank=0, world_size=1, last_committed=0)
 FRAMES = {

@@ -10,12 +10,12 @@ import zmq
 from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from transport.client import BatchClient
-from transport.codec import decode_server_message, encode, int32
+from transport.client.client import BatchClient
 from transport.errors import RequestFailed
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import ClientMessage, Failure, GetSamples, Hello, Samples, ServerMessage, Welcome
-from transport.outbox import Outbox, batch_path
+from transport.outbox.outbox import Outbox, batch_path
+from transport.wire.codec import decode_server_message, encode, int32
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import ClientMessage, Failure, GetSamples, Hello, Samples, ServerMessage, Welcome
 
 DAMAGED, SOUND = 7, 6
 """Rows of the batch: the last byte of the file is wrong."""

@@ -8,15 +8,14 @@ import msgspec
 import pytest
 
 from tests.golden import schema_3
-from transport.answers import answer_hello
-from transport.batch import decode_batch
-from transport.batch_file import BatchFile
-from transport.codec import decode_client_message, decode_server_message, foreign_greeting
 from transport.errors import CodecError, OutboxError
-from transport.limits import Limits
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import ClientMessage, Hello, Refusal, ServerMessage, Welcome
-from transport.outbox import Outbox, batch_path
+from transport.outbox.batch_file import BatchFile
+from transport.outbox.outbox import Outbox, batch_path
+from transport.server.answers import answer_hello
+from transport.wire.batch import decode_batch
+from transport.wire.codec import decode_client_message, decode_server_message, foreign_greeting
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import ClientMessage, Hello, Limits, Refusal, ServerMessage, Welcome
 
 OLD = (1, 2)
 """Versions whose types are gone. Of each there is at least a greeting and a batch file."""

@@ -14,16 +14,18 @@ import zmq
 from tests.support.fakes import Served
 from tests.support.waiting import until, until_async
 from tests.transport.samples import RUN, make_batch
-from transport.client import BatchClient
-from transport.codec import decode_server_message, encode, int32
+from transport.client.client import BatchClient
 from transport.errors import CorruptFrame, PeerTimeout, SchemaMismatch
-from transport.limits import Limits
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import (
+from transport.outbox.outbox import Outbox
+from transport.server.router import Reason, Rejections, Router, one_line
+from transport.wire.codec import decode_server_message, encode, int32
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import (
     Failure,
     GetManifest,
     GetSamples,
     Hello,
+    Limits,
     Ping,
     Refusal,
     Samples,
@@ -32,10 +34,7 @@ from transport.messages import (
     Trained,
     Welcome,
 )
-from transport.outbox import Outbox
-from transport.rejections import Reason, Rejections, printable
-from transport.router import Router
-from transport.tensor import EncodedTensor
+from transport.wire.tensor import EncodedTensor
 
 Reply = Callable[[int], list[bytes]]
 HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=1, last_committed=0)
@@ -159,7 +158,7 @@ def test_what_a_peer_wrote_stays_on_one_line(warnings_seen: list[str]) -> None:
     (line,) = warnings_seen
     assert "\n" not in line
     assert len(line) < 450
-    assert printable("a\r\n\x1b\u2028b") == "a????b"
+    assert one_line("a\r\n\x1b\u2028b") == "a????b"
 
 
 class FakeServer:

@@ -8,7 +8,7 @@ import pytest
 from tests.golden import schema_3
 from tests.transport.samples import RUN, make_batch
 from transport.cli import main
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
 
 GOLDEN = str(schema_3.FOLDER / schema_3.BATCH_NAME)
 

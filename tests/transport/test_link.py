@@ -13,12 +13,12 @@ import pytest
 from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from transport.batch import decode_rows
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 from transport.errors import BindError, CorruptFrame, FrameTooLarge, PeerTimeout, Refused, RequestFailed, SecurityError
-from transport.limits import Limits
-from transport.outbox import Outbox
-from transport.progress import PublishedWeights
+from transport.outbox.outbox import Outbox
+from transport.outbox.progress import PublishedWeights
+from transport.wire.batch import decode_rows
+from transport.wire.messages import Limits
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from transport.client import BatchClient
-from transport.outbox import Outbox
+from transport.client.client import BatchClient
+from transport.outbox.outbox import Outbox
 
 PEER_TIMEOUT_S, HEARTBEAT_S = 1.0, 0.1
 

@@ -5,10 +5,10 @@ import pytest
 
 from tests.transport.samples import RUN, make_batch
 from transport import durable
-from transport.batch_file import BatchFile
 from transport.errors import OutboxError
-from transport.outbox import Outbox, batch_path
-from transport.progress import PublishedWeights
+from transport.outbox.batch_file import BatchFile
+from transport.outbox.outbox import Outbox, batch_path
+from transport.outbox.progress import PublishedWeights
 
 
 @pytest.fixture

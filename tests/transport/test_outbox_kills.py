@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.transport.samples import RUN, make_batch
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
 
 NUM_KILLS = 10
 

@@ -3,8 +3,8 @@
 import zmq
 import zmq.asyncio
 
-from transport.limits import Limits
-from transport.sockets import dealer, router
+from transport.security.sockets import dealer, router
+from transport.wire.messages import Limits
 
 LIMITS = Limits(max_request_bytes=1000, max_frame_bytes=2000, queue_messages=7)
 

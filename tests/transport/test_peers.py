@@ -1,8 +1,8 @@
 import msgspec
 
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import Hello
-from transport.peers import PeerTable
+from transport.server.peers import PeerTable
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import Hello
 
 HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id="r", rank=0, world_size=2, last_committed=0)
 

@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.progress import Progress, PublishedWeights
+from transport.outbox.progress import PublishedWeights, ReportedProgress
 
-START = Progress(run_id="r")
+START = ReportedProgress(run_id="r")
 EVENTS = st.lists(st.tuples(st.sampled_from(["trained", "committed"]), st.integers(1, 20)))
 
 
@@ -11,7 +11,7 @@ def weights(version: int, digest: str = "d") -> PublishedWeights:
     return PublishedWeights(version=version, manifest_path=f"/w/{version}", digest=digest)
 
 
-def apply(progress: Progress, event: tuple[str, int]) -> Progress:
+def apply(progress: ReportedProgress, event: tuple[str, int]) -> ReportedProgress:
     kind, step = event
     return progress.with_trained(step) if kind == "trained" else progress.with_committed(step)
 
@@ -70,4 +70,4 @@ def test_newest_version_at_another_place_replaces_it() -> None:
     """A trainer that serves weights from memory comes back under another address."""
     old = PublishedWeights(version=4, manifest_path="zmq:tcp://a:1", digest="d")
     new = PublishedWeights(version=4, manifest_path="zmq:tcp://a:2", digest="d")
-    assert Progress(run_id="r").with_weights(old).with_weights(new).weights == new
+    assert ReportedProgress(run_id="r").with_weights(old).with_weights(new).weights == new

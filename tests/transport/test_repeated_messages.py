@@ -9,9 +9,10 @@ import zmq
 from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from transport.codec import decode_server_message, encode
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import (
+from transport.outbox.outbox import Outbox
+from transport.wire.codec import decode_server_message, encode
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import (
     Ack,
     Bye,
     ClientMessage,
@@ -23,7 +24,6 @@ from transport.messages import (
     Trained,
     Welcome,
 )
-from transport.outbox import Outbox
 
 HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=1, last_committed=0)
 

@@ -12,9 +12,9 @@ from tests.support.fakes import Served
 from tests.support.process import Process
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 from transport.errors import PeerTimeout
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
 
 Start = Callable[..., Process]
 

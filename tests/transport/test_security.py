@@ -10,11 +10,11 @@ import pytest
 from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 from transport.errors import PeerTimeout, Refused, SecurityError
-from transport.exposure import check_bind, is_local
-from transport.outbox import Outbox
-from transport.security import CurveKeys, make_keys
+from transport.outbox.outbox import Outbox
+from transport.security.exposure import check_bind, is_local
+from transport.security.keys import CurveKeys, make_keys
 
 NO_WAY_IN = (Refused, PeerTimeout)
 """Which side sees the mismatch first is a race inside libzmq; if it is the server, the client only sees it hang up."""

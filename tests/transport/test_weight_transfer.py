@@ -13,19 +13,34 @@ import zmq
 
 from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.transport.weight_ranks import Tensors, WeightRanks, make_offer
-from transport.answers import foreign
-from transport.codec import decode_client_message, encode
+from transport.client.link import Link
 from transport.errors import BindError, PeerTimeout, Refused, RequestFailed, SecurityError, TransportError, WeightsError
-from transport.limits import Limits
-from transport.link import Link
-from transport.location import Channel, location_of, parse_location
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import Failure, GetManifest, GetWeightBytes, GetWeights, Hello, WeightBytes, Weights, Welcome
-from transport.security import CurveKeys, make_keys
-from transport.weight_client import FetchedWeights, FetchSettings, fetch_weights
-from transport.weight_server import WeightServer, answer
-from transport.weight_store import WeightStore
-from transport.weights import BroadcastGroup, WeightOffer, WeightRange, check_offer
+from transport.security.keys import CurveKeys, make_keys
+from transport.server.answers import foreign
+from transport.weights.client import FetchedWeights, FetchSettings, fetch_weights
+from transport.weights.server import WeightServer, WeightStore, answer_engine
+from transport.wire.codec import decode_client_message, encode
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import (
+    Failure,
+    GetManifest,
+    GetWeightBytes,
+    GetWeights,
+    Hello,
+    Limits,
+    WeightBytes,
+    Weights,
+    Welcome,
+)
+from transport.wire.weights import (
+    BroadcastGroup,
+    Channel,
+    WeightOffer,
+    WeightRange,
+    check_offer,
+    location_of,
+    parse_location,
+)
 
 PATIENT = FetchSettings(chunk_bytes=1000, timeout_s=60, lost_timeout_s=60, peer_timeout_s=10)
 QUICK = FetchSettings(chunk_bytes=1000, timeout_s=60, lost_timeout_s=2, peer_timeout_s=1)
@@ -112,7 +127,7 @@ def test_peer_of_another_schema_is_refused_by_name() -> None:
 
 
 def test_question_for_batches_is_answered_with_a_failure() -> None:
-    reply, _ = answer(WeightStore(2), Limits(), GetManifest(seq=3, step=1))
+    reply, _ = answer_engine(WeightStore(2), Limits(), GetManifest(seq=3, step=1))
     assert reply == Failure(seq=3, reason="this weight server has no such thing")
 
 
@@ -185,7 +200,7 @@ def test_chunk_that_arrives_damaged_is_asked_for_again() -> None:
     def reply(message: object) -> "list[bytes] | None":
         if not isinstance(message, GetWeightBytes | GetWeights):
             return None
-        answered, frames = answer(store, Limits(), message)
+        answered, frames = answer_engine(store, Limits(), message)
         if isinstance(message, GetWeightBytes):
             asked.append(message.offset)
             if len(asked) == 2:

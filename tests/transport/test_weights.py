@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import WeightsError
-from transport.weights import (
+from transport.wire.weights import (
     MANIFEST_NAME,
     ShardEntry,
     TensorEntry,

@@ -7,10 +7,17 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from transport.location import Channel, location_of
-from transport.weight_server import WeightServer
-from transport.weight_store import WeightStore
-from transport.weights import TensorEntry, WeightManifest, WeightOffer, WeightRange, hash_bytes, weights_digest
+from transport.weights.server import WeightServer, WeightStore
+from transport.wire.weights import (
+    Channel,
+    TensorEntry,
+    WeightManifest,
+    WeightOffer,
+    WeightRange,
+    hash_bytes,
+    location_of,
+    weights_digest,
+)
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.transport.samples import RUN, make_batch
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
 
 
 def main(directory: Path) -> None:

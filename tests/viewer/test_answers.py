@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.viewer.generated_run import Shape, byte_tokenizer, lines, make_run
-from transport.ledger_records import Dispatched, Record, Settled
+from transport.wire.ledger import Dispatched, Record, Settled
 from viewer.answers import ANSWERS, answer
 from viewer.conversation import Said, conversation
 from viewer.curves import MAX_POINTS, charts

@@ -12,7 +12,7 @@ from inference.torch_engine.weights import VerifiedWeights, model_digest, read_p
 from inference.vllm_engine.adapter_shelf import AdapterShelf
 from tests.inference.adapters import RANK, make_adapter, publish_adapter
 from tests.inference.contract_server import make_model, save_model
-from transport.generation import ServedWeights
+from transport.wire.generation import ServedWeights
 
 
 class WrongEngine:

@@ -15,8 +15,8 @@ from tests.inference.test_engine_contract import apply, assert_exact, body, gene
 from tests.integration.circle import ROOT, run_rl
 from tests.support.models import publish
 from tests.vllm.conftest import FLAGS
-from transport.generation import GenerateReply
-from transport.weights import read_weight_manifest
+from transport.wire.generation import GenerateReply
+from transport.wire.weights import read_weight_manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 LORA_CONFIG = ROOT / "configs" / "copy_text_lora" / "rl.toml"

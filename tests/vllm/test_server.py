@@ -17,7 +17,7 @@ from inference.torch_engine.weights import model_digest
 from tests.inference.contract_server import Server, make_model, running_server, save_model
 from tests.support.models import publish
 from tests.support.waiting import until
-from transport.generation import WEIGHTS_PATH, ApplyWeights
+from transport.wire.generation import WEIGHTS_PATH, ApplyWeights
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from inference.vllm_engine.engine import VllmEngine
 from inference.vllm_engine.settings import VARIABLE
 from inference.vllm_engine.weight_engine import PublishedWeightEngine
 from tests.support.waiting import until
-from transport.generation import ServedWeights
+from transport.wire.generation import ServedWeights
 
 
 class SlowWorkers:

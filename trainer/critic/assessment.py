@@ -24,9 +24,9 @@ from trainer.fsdp import reshard
 from trainer.micro_batch import MicroBatch
 from trainer.model import Policy
 from trainer.reduction import sum_over_ranks
-from transport.manifest import BatchManifest
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import numpy as np
 
 from trainer.bins import IntArray
 from trainer.images.spec import GRIDS, IMAGE_TYPE, ImageSpec
-from transport.sample import TrainingSample
-from transport.tensor import Array
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import Array
 
 
 def grids_of(sample: TrainingSample) -> IntArray:

@@ -6,8 +6,8 @@ import numpy as np
 
 from trainer.images.blocks import block_starts, grids_of, image_tokens_of
 from trainer.images.spec import GRIDS, PIXELS, ImageSpec
-from transport.sample import TrainingSample, VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample, VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 _STREAMS = (
     "token_ids",

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainer.images.blocks import block_starts, grids_of, image_tokens_of, rope_positions
 from trainer.images.spec import PIXELS, ImageSpec
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

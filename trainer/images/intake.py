@@ -13,7 +13,7 @@ import numpy as np
 from trainer.images.blocks import are_whole, grids_of, image_tokens_of, is_finite
 from trainer.images.cut import cut_length, cut_sample
 from trainer.images.spec import GRIDS, IMAGE_TYPE, PIXELS, ImageSpec
-from transport.sample import TrainingSample
+from transport.wire.sample import TrainingSample
 
 PIXEL_TYPES = ("float32", "bfloat16", "float16")
 """Types that widen to float32 without a loss, so that samples of different types can be merged."""

@@ -10,7 +10,7 @@ from trainer.errors import ModelUnusable
 from trainer.images.blocks import block_starts, rope_positions
 from trainer.images.family import ImageModel
 from trainer.images.spec import GRIDS, IMAGE_TYPE, PIXELS, ImageSpec
-from transport.tensor import Array, EncodedTensor
+from transport.wire.tensor import Array, EncodedTensor
 
 
 def image_fields(spec: ImageSpec, layout: str, rng: np.random.Generator) -> tuple[Array, dict[str, Any]]:

@@ -11,8 +11,8 @@ from trainer.errors import LossInvalid
 from trainer.losses.custom import CustomLoss
 from trainer.losses.probe import Split, batch_gradient, random_inputs, random_samples
 from trainer.losses.protocol import RlLoss
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 TOLERANCE = 1e-4
 """Largest relative difference of two gradients that ought to be equal; float32 sums in another order differ by 1e-6."""

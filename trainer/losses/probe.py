@@ -21,9 +21,9 @@ from trainer.micro_batch import MicroBatch
 from trainer.packing import pack_mini_batch
 from trainer.plan import plan_step
 from trainer.probe_sample import probe_sample
-from transport.batch import build_batch
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.batch import build_batch
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 VOCAB_SIZE = 13
 SEQ_LEN = 40

@@ -20,8 +20,8 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import WorkerLinkError
 from orchestrator.rollout import Failure, Rollout
 from transport.errors import CodecError
-from transport.generation import GenerateReply, GenerateRequest
-from transport.tensor import Array, EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.tensor import Array, EncodedTensor
 
 MAX_FRAME_BYTES = 256 * 2**20
 """A longer frame ends the worker that sends it."""

@@ -10,7 +10,7 @@ from orchestrator.engines.chat_model import ChatAsk, ChatReply
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.workers.frames import FrameLink
 from orchestrator.envs.workers.messages import Answer, Ask, AskChat, ChatAnswer, Drop, NoAnswer, ToWorker
-from transport.generation import GenerateReply, GenerateRequest
+from transport.wire.generation import GenerateReply, GenerateRequest
 
 
 class RemoteDesk:

@@ -31,7 +31,7 @@ from orchestrator.images.pictures import Pictures, PictureShelf
 from orchestrator.rollout import Failure, Rollout
 from runtime.errors import UserError
 from transport.errors import CodecError
-from transport.generation import GenerateRequest
+from transport.wire.generation import GenerateRequest
 
 BLOCKED_S = 3.0
 """Seconds of silence after which a worker's event loop is taken to be blocked."""

@@ -12,7 +12,7 @@ import pytest
 from tests.deploy.topology.machine import Machine, last_step, stop_all
 from tests.deploy.topology.network import Node
 from tests.support.nursery import ROOT, environment
-from transport.security import make_keys
+from transport.security.keys import make_keys
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 MAX_STEPS = 16

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from runtime.metrics import read_metrics
 from tests.faults.exactly_once.signs import read_progress, steps_of
-from transport.ledger_records import Tally, tally
+from transport.wire.ledger import Tally, tally
 
 MAX_STALENESS = 2
 

@@ -11,10 +11,10 @@ from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.kills import FIRST_ACT, Aim
 from tests.faults.exactly_once.signs import SIGNS
 from tests.support.process import Process
-from transport.batch import build_batch, decode_rows
-from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
-from transport.outbox import batch_path
+from transport.outbox.batch_file import BatchFile, file_chunks
+from transport.outbox.outbox import batch_path
+from transport.wire.batch import build_batch, decode_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 DEADLINE_S = 120.0

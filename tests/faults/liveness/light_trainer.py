@@ -6,7 +6,7 @@ Fetches every sample, "trains" for STEP_S seconds, announces the version and com
 import sys
 import time
 
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 
 
 def main(endpoint: str, run_id: str, step_s: float) -> None:

@@ -16,7 +16,7 @@ from tests.faults.chaos_proxy import Faults
 from tests.faults.conftest import Figures, Record
 from tests.faults.liveness.run import LiveRun, live_run
 from tests.support.process import NOTICE_S, PATIENCE_S, frozen
-from transport.ledger_records import tally
+from transport.wire.ledger import tally
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

@@ -12,9 +12,9 @@ import uvloop
 
 from runtime.logging import start_logging
 from tests.transport.samples import make_batch
-from transport.batch import EncodedBatch
-from transport.outbox import Outbox
-from transport.server import BatchServer
+from transport.outbox.outbox import Outbox
+from transport.server.server import BatchServer
+from transport.wire.batch import EncodedBatch
 
 RUN = "attacked"
 NUM_SAMPLES = 16

@@ -3,12 +3,12 @@
 import runpy
 import sys
 
-import transport.manifest
+import transport.wire.manifest
 
 FUTURE = 99
 
 if __name__ == "__main__":
-    transport.manifest.SCHEMA_VERSION = FUTURE  # before anything that copies the constant is imported
+    transport.wire.manifest.SCHEMA_VERSION = FUTURE  # before anything that copies the constant is imported
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

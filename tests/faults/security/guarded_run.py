@@ -9,7 +9,7 @@ from orchestrator.config import OrchestratorConfig
 from tests.orchestrator.core.toys import free_endpoint, make_config, write_config
 from tests.support.fakes import FakeTrainer, training
 from tests.support.process import Service, service
-from transport.security import CurveKeys, make_keys
+from transport.security.keys import CurveKeys, make_keys
 
 SERVICE = "tests.orchestrator.core.toy_service"
 DEADLINE_S = 60.0

@@ -21,11 +21,11 @@ import zmq
 from tests.faults.conftest import Figures
 from tests.faults.security.attacked_server import NUM_SAMPLES, RUN, first_batch
 from tests.faults.security.hostile_messages import hostile_messages
-from transport.client import BatchClient
-from transport.codec import encode
+from transport.client.client import BatchClient
 from transport.errors import TransportError
-from transport.messages import Ping
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
+from transport.wire.codec import encode
+from transport.wire.messages import Ping
 
 FRAMES_PER_CONNECTION = 5_000
 WARM_UP_SHARE = 0.1

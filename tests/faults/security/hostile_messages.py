@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from transport.codec import encode, int32
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import (
+from transport.wire.codec import encode, int32
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import (
     Bye,
     Committed,
     GetBroadcast,
@@ -26,7 +26,7 @@ from transport.messages import (
     Trained,
     WeightsPublished,
 )
-from transport.tensor import EncodedTensor
+from transport.wire.tensor import EncodedTensor
 
 Frames = list[bytes]
 Random = random.Random

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import zmq
 
-import transport.manifest
+import transport.wire.manifest
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--garbage", action="store_true")
     arguments = parser.parse_args()
     if arguments.schema is not None:  # before anything that copies the constant is imported
-        transport.manifest.SCHEMA_VERSION = arguments.schema
+        transport.wire.manifest.SCHEMA_VERSION = arguments.schema
     attempt = send_garbage if arguments.garbage else ask_for_batches
     while True:
         line = attempt(arguments)
@@ -35,9 +35,9 @@ def main() -> None:
 
 def ask_for_batches(arguments: argparse.Namespace) -> str:
     """Behave like a trainer."""
-    from transport.client import BatchClient
+    from transport.client.client import BatchClient
     from transport.errors import TransportError
-    from transport.security import CurveKeys
+    from transport.security.keys import CurveKeys
 
     keys = None if arguments.keys is None else CurveKeys.for_client(arguments.keys, arguments.key_name)
     client = BatchClient(arguments.endpoint, arguments.run, keys=keys, connect_timeout_s=1.5, peer_timeout_s=1.0)
@@ -51,11 +51,11 @@ def ask_for_batches(arguments: argparse.Namespace) -> str:
 
 def send_garbage(arguments: argparse.Namespace) -> str:
     """Say a thousand things that mean nothing, with the right key if there is one."""
-    from transport.codec import decode_server_message
     from transport.errors import CodecError
-    from transport.limits import Limits
-    from transport.security import CurveKeys
-    from transport.sockets import dealer
+    from transport.security.keys import CurveKeys
+    from transport.security.sockets import dealer
+    from transport.wire.codec import decode_server_message
+    from transport.wire.messages import Limits
 
     keys = None if arguments.keys is None else CurveKeys.for_client(arguments.keys, arguments.key_name)
     noise = random.Random(time.monotonic_ns())

@@ -14,8 +14,8 @@ from tests.faults.security.guarded_run import SERVICE
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.process import process
 from trainer.config import OrchestratorLinkConfig, WeightsConfig
-from transport.exposure import is_local, reachable
-from transport.security import make_keys
+from transport.security.exposure import is_local, reachable
+from transport.security.keys import make_keys
 from viewer.cli import _view_parser
 
 

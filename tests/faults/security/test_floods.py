@@ -17,8 +17,8 @@ import zmq
 from tests.faults.security.attacked_server import NUM_SAMPLES, RUN, first_batch
 from tests.faults.security.hostile_frames import Attacker, Victim, attacked_server
 from tests.support.waiting import until
-from transport.client import BatchClient
-from transport.limits import Limits
+from transport.client.client import BatchClient
+from transport.wire.messages import Limits
 
 HTTP = b"GET /v1/models HTTP/1.1\r\nHost: localhost:29600\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n\r\n"
 TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200))

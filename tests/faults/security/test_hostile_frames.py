@@ -19,11 +19,11 @@ from tests.faults.security.hostile_frames import Attacker, attack
 from tests.faults.security.hostile_messages import KINDS, MESSAGES, MIX, hostile_messages
 from tests.support.fakes import Served
 from tests.transport.samples import RUN, make_batch
-from transport.client import BatchClient
-from transport.codec import decode_client_message, encode
+from transport.client.client import BatchClient
 from transport.errors import CodecError
-from transport.messages import ClientMessage
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
+from transport.wire.codec import decode_client_message, encode
+from transport.wire.messages import ClientMessage
 
 NUM_FRAMES = 30_000
 
@@ -53,7 +53,7 @@ def test_the_mix_has_every_kind_of_message_and_is_reproducible() -> None:
 
 
 def test_peers_that_flood_and_leave_do_not_abort_the_server() -> None:
-    """libzmq 4.3.5 does abort where it sends heartbeats to such a peer (`transport/sockets.py`)."""
+    """libzmq 4.3.5 does abort where it sends heartbeats to such a peer (`transport/security/sockets.py`)."""
     command = [sys.executable, "-m", "tests.faults.security.unread_router"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

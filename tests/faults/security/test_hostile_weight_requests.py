@@ -12,10 +12,10 @@ import pytest
 from tests.faults.security.hostile_frames import Attacker
 from tests.faults.security.hostile_messages import MESSAGES, hostile_messages
 from tests.transport.weight_ranks import Tensors, WeightRanks
-from transport.codec import encode
-from transport.manifest import SCHEMA_VERSION
-from transport.messages import GetBroadcast, GetWeightBytes, GetWeights, Hello
-from transport.weight_client import FetchSettings, fetch_weights
+from transport.weights.client import FetchSettings, fetch_weights
+from transport.wire.codec import encode
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import GetBroadcast, GetWeightBytes, GetWeights, Hello
 
 RUN = "default"
 NUM_FRAMES = 5_000

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from tests.inference.server_process import ServerProcess, server_process
 from tests.support.models import make_model, save_model
-from transport.codec import encode
-from transport.generation import GENERATE_PATH, WEIGHTS_PATH, GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode
+from transport.wire.generation import GENERATE_PATH, WEIGHTS_PATH, GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 pytestmark = pytest.mark.integration
 

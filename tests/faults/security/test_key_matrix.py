@@ -13,7 +13,7 @@ import pytest
 from tests.faults.security.guarded_run import DEADLINE_S, GuardedRun, guarded_run, make_keyring
 from tests.support.process import process
 from tests.support.waiting import until
-from transport.manifest import SCHEMA_VERSION
+from transport.wire.manifest import SCHEMA_VERSION
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from runtime.errors import UserError
 from runtime.exit_codes import ExitCode
 from runtime.rl_config import compose
 from runtime.services import find_services
-from transport.security import CurveKeys
+from transport.security.keys import CurveKeys
 
 ROOT = Path(__file__).parents[3]
 

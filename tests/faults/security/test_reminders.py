@@ -10,10 +10,10 @@ from inference.config import InferenceConfig
 from tests.support.fakes import Served
 from tests.support.waiting import until
 from tests.transport.samples import RUN
-from transport import server, weight_server
-from transport.outbox import Outbox
-from transport.weight_server import WeightServer
-from transport.weight_store import WeightStore
+from transport.outbox.outbox import Outbox
+from transport.server import server
+from transport.weights import server as weight_server
+from transport.weights.server import WeightServer, WeightStore
 
 OPEN = "tcp://0.0.0.0:0"
 OFTEN_S = 0.01

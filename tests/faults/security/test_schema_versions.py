@@ -9,10 +9,10 @@ from tests.faults.security.guarded_run import SERVICE
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.process import process
 from tests.transport.samples import RUN
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 from transport.errors import OutboxError, SchemaMismatch
-from transport.manifest import SCHEMA_VERSION
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
+from transport.wire.manifest import SCHEMA_VERSION
 
 pytestmark = pytest.mark.integration
 

@@ -5,11 +5,11 @@ import pytest
 from msgspec import inspect
 
 from orchestrator.envs.workers.messages import FromWorker, ToWorker
-from transport.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
-from transport.manifest import BatchManifest
-from transport.messages import ClientMessage, ServerMessage
-from transport.progress import Progress
-from transport.sample import TrainingSample
+from transport.outbox.progress import ReportedProgress
+from transport.wire.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
+from transport.wire.manifest import BatchManifest
+from transport.wire.messages import ClientMessage, ServerMessage
+from transport.wire.sample import TrainingSample
 
 WIRE = {
     "link": (ClientMessage | ServerMessage, 25),
@@ -21,7 +21,7 @@ WIRE = {
     "scores": (ScoreReply | None, 1),
     "weights": (ApplyWeights | None, 1),
     "workers": (ToWorker | FromWorker, 15),
-    "progress": (Progress | None, 2),
+    "progress": (ReportedProgress | None, 2),
 }
 """The types that are decoded, and how many there are at least in each, so that the walk cannot come back empty."""
 

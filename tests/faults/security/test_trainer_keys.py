@@ -12,7 +12,7 @@ from tests.orchestrator.core.toys import free_endpoint, make_config, write_confi
 from tests.support.process import Process, process
 from tests.trainer.shell.conftest import model_path  # noqa: F401  the tiny model of the trainer's own tests
 from tests.trainer.shell.runs import COMMON
-from transport.security import make_keys
+from transport.security.keys import make_keys
 
 pytestmark = pytest.mark.integration
 NUM_STEPS = 2

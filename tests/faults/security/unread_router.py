@@ -9,8 +9,8 @@ import contextlib
 import zmq
 import zmq.asyncio
 
-from transport.limits import Limits
-from transport.sockets import router
+from transport.security.sockets import router
+from transport.wire.messages import Limits
 
 PEER_TIMEOUT_S = 0.8
 NUM_PEERS = 10

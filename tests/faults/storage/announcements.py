@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from trainer.distributed import Ranks
 from trainer.publish import Publisher
-from transport.progress import PublishedWeights
+from transport.outbox.progress import PublishedWeights
 
 
 class Announcements:

@@ -17,7 +17,7 @@ from tests.orchestrator.core.toys import ToyEnv, make_config, run_orchestrator
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
 from tests.support.fakes import FakeTrainer, training
 from tests.support.waiting import until_async
-from transport.ledger_records import tally
+from transport.wire.ledger import tally
 
 pytestmark = pytest.mark.integration
 RUN_ID = "toy"

@@ -13,9 +13,9 @@ from tests.faults.storage.whole_files import valid_checkpoints
 from tests.support.process import Process
 from tests.trainer.shell.recorded import make_batch
 from tests.trainer.shell.runs import arguments, weight_bytes
-from transport.batch_file import file_chunks
 from transport.durable import write_durably
-from transport.outbox import batch_path
+from transport.outbox.batch_file import file_chunks
+from transport.outbox.outbox import batch_path
 
 pytestmark = pytest.mark.integration
 RUN_ID = "hopeless"

@@ -17,10 +17,10 @@ import pytest
 from tests.faults.storage.weight_trainer import weights_of
 from tests.inference.contract_server import Server, make_model, running_server, save_model
 from tests.transport.weight_ranks import WeightRanks
-from transport.generation import WEIGHTS_PATH
-from transport.location import parse_location
-from transport.weight_client import FetchSettings, fetch_weights
-from transport.weight_store import WeightStore
+from transport.weights.client import FetchSettings, fetch_weights
+from transport.weights.server import WeightStore
+from transport.wire.generation import WEIGHTS_PATH
+from transport.wire.weights import parse_location
 
 pytestmark = pytest.mark.integration
 

@@ -26,8 +26,8 @@ from tests.faults.storage.whole_files import check_whole
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
 from tests.support.process import frozen
 from tests.support.waiting import until_async
-from transport.progress import PublishedWeights
-from transport.weights import version_dir
+from transport.outbox.progress import PublishedWeights
+from transport.wire.weights import version_dir
 
 pytestmark = pytest.mark.integration
 RUN_ID = "published"

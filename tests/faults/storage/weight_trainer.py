@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from tests.transport.weight_ranks import Tensors, WeightRanks
-from transport.weight_store import WeightStore
+from transport.weights.server import WeightStore
 
 
 class MortalStore(WeightStore):

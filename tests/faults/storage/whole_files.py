@@ -5,8 +5,8 @@ from pathlib import Path
 
 from inference.torch_engine.weights import read_publish
 from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
-from transport.batch_file import BatchFile
-from transport.weights import read_weight_manifest
+from transport.outbox.batch_file import BatchFile
+from transport.wire.weights import read_weight_manifest
 
 
 def check_whole(run: Path) -> None:

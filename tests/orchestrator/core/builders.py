@@ -7,7 +7,7 @@ import numpy as np
 from orchestrator.filters import ScoredGroup
 from orchestrator.groups import FinalGroup, GroupKey, Ticket
 from orchestrator.rollout import Branch, Failure, FailureReason, Rollout
-from transport.sample import VersionSpan
+from transport.wire.sample import VersionSpan
 
 ENV_ERROR = Failure(FailureReason.ENV_ERROR, "boom")
 

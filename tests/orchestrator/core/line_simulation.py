@@ -19,7 +19,7 @@ from orchestrator.lineup import Cut, Lineup
 from orchestrator.rollout import Rollout
 from orchestrator.state import CutState, load_state, resume, save_state
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout, make_ticket
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 MAX_KILLS = 12
 _ROLLOUTS = {version: make_rollout(version=version) for version in range(64)}
@@ -30,7 +30,7 @@ def kill(ledger: Ledger) -> None:
     os.close(ledger._descriptor)
 
 
-def make_line(policy: str, rule: AdmissionRule, next_step: int, done: Done) -> Lineup:
+def make_line(policy: str, rule: AdmissionRule, next_step: int, done: CompletedPositions) -> Lineup:
     """As `staleness_policy.make_lineup` does."""
     if policy == "drop":
         return DropLineup(rule.batch_size, next_step, done, max_staleness=rule.max_staleness)
@@ -53,7 +53,7 @@ class LineSimulation:
     num_kills: int = 0
     lineup: Lineup = field(init=False)
     ledger: Ledger = field(init=False)
-    done: Done = field(init=False)
+    done: CompletedPositions = field(init=False)
     running: dict[int, Ticket] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from orchestrator.admission import AdmissionRule, Outlook, Verdict
 from orchestrator.errors import InvariantError
 from orchestrator.lineup import Cut, Lineup
 from tests.orchestrator.core.builders import make_scored, make_ticket
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Simulation:
     most_outstanding: int = 0
 
     def __post_init__(self) -> None:
-        self.lineup = Lineup(self.rule.batch_size, next_step=1, done=Done())
+        self.lineup = Lineup(self.rule.batch_size, next_step=1, done=CompletedPositions())
 
     def outlook(self) -> Outlook:
         in_flight = sum(size for size, _ in self.running.values())
@@ -153,7 +153,7 @@ def test_whole_groups_are_counted_where_they_do_not_divide_the_batch() -> None:
 
 
 def test_batches_wait_for_the_head_of_the_line() -> None:
-    lineup = Lineup(batch_size=4, next_step=3, done=Done(10))
+    lineup = Lineup(batch_size=4, next_step=3, done=CompletedPositions(10))
     for seq in range(10, 14):
         lineup.dispatch(make_ticket(seq, 2))
     assert lineup.settle(make_scored(2, 11, 2)) == []
@@ -162,14 +162,14 @@ def test_batches_wait_for_the_head_of_the_line() -> None:
     passed = lineup.settle(make_scored(0, 10, 2))
     assert [group.group.ticket.seq for group in passed] == [10, 11, 12]
     cut = lineup.cuts.popleft()
-    assert (cut.step, cut.done) == (3, Done(13))
+    assert (cut.step, cut.done) == (3, CompletedPositions(13))
     assert [group.group.ticket.seq for group in cut.groups] == [10, 11, 12]
     assert [group.group.ticket.seq for group in cut.trained] == [11, 12]
     assert (lineup.next_step, lineup.pending_groups, lineup.pending_rollouts, len(lineup)) == (4, 1, 2, 1)
 
 
 def test_the_line_refuses_strangers() -> None:
-    lineup = Lineup(batch_size=4, next_step=1, done=Done(5))
+    lineup = Lineup(batch_size=4, next_step=1, done=CompletedPositions(5))
     with pytest.raises(InvariantError, match="expected 5"):
         lineup.dispatch(make_ticket(6, 2))
     lineup.dispatch(make_ticket(5, 2))

@@ -29,10 +29,10 @@ from tests.orchestrator.core.builders import make_group, make_rollout, make_tick
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator, run_toy
 from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.support.fakes import FakeTrainer
-from transport.generation import ScoreReply, ScoreRequest
-from transport.ledger_records import tally
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.generation import ScoreReply, ScoreRequest
+from transport.wire.ledger import tally
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 GRPO = make_advantage(GrpoAdvantageConfig())
 

@@ -18,11 +18,11 @@ from runtime.errors import StorageError
 from runtime.health import Health
 from tests.orchestrator.core.builders import make_group, make_ticket
 from tests.support.waiting import until_async
-from transport.batch import EncodedBatch, decode_batch
 from transport.errors import OutboxError
-from transport.outbox import Outbox
-from transport.positions import Done
-from transport.server import BatchServer
+from transport.outbox.outbox import Outbox
+from transport.server.server import BatchServer
+from transport.wire.batch import EncodedBatch, decode_batch
+from transport.wire.ledger import CompletedPositions
 
 
 def scored(seq: int, version: int = 0) -> ScoredGroup:
@@ -44,14 +44,14 @@ class RefusingOutbox(Outbox):
 class Bench:
     def __init__(self, folder: Path, server: BatchServer) -> None:
         self.server = server
-        self.lineup = Lineup(batch_size=2, next_step=1, done=Done())
-        self.ledger = Ledger(folder / "ledger.jsonl", Done())
+        self.lineup = Lineup(batch_size=2, next_step=1, done=CompletedPositions())
+        self.ledger = Ledger(folder / "ledger.jsonl", CompletedPositions())
         self.health = Health("orchestrator", 60)
         self.steps: list[int] = []
         writer = CutWriter(
             "run",
             "order",
-            Done(),
+            CompletedPositions(),
             folder / "state.json",
             self.ledger,
             None,
@@ -157,7 +157,11 @@ async def test_a_cut_that_has_begun_is_finished_when_cancelled(
 
 
 def test_samples_are_in_dispatch_order_and_carry_their_names() -> None:
-    cut = Cut(2, (scored(5), ScoredGroup(make_group([1.0, 1.0], 6), (0.0, 0.0), "zero_signal"), scored(7)), Done(8))
+    cut = Cut(
+        2,
+        (scored(5), ScoredGroup(make_group([1.0, 1.0], 6), (0.0, 0.0), "zero_signal"), scored(7)),
+        CompletedPositions(8),
+    )
     samples = decode_batch(build("run", cut))
     assert [sample.trajectory_id for sample in samples] == ["copy/5/0#0", "copy/5/0#1", "copy/7/0#0", "copy/7/0#1"]
     assert [sample.advantages for sample in samples] == [-1.0, 1.0, -1.0, 1.0]
@@ -165,6 +169,6 @@ def test_samples_are_in_dispatch_order_and_carry_their_names() -> None:
 
 
 def test_a_stale_sample_never_ships() -> None:
-    check_staleness(Cut(4, (scored(0, version=1),), Done(1)), max_staleness=2)
+    check_staleness(Cut(4, (scored(0, version=1),), CompletedPositions(1)), max_staleness=2)
     with pytest.raises(InvariantError, match="batch 5 holds a sample of staleness 3"):
-        check_staleness(Cut(5, (scored(0, version=1),), Done(1)), max_staleness=2)
+        check_staleness(Cut(5, (scored(0, version=1),), CompletedPositions(1)), max_staleness=2)

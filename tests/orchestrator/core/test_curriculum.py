@@ -32,8 +32,7 @@ from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
-from transport.ledger_records import tally
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions, tally
 
 HERE = "tests.orchestrator.core.custom_curricula"
 
@@ -188,7 +187,7 @@ def test_only_groups_that_no_failure_dropped_have_an_outcome() -> None:
 def test_a_history_that_is_lost_is_not_made_up_for(tmp_path: Path) -> None:
     curricula = Curricula({"toy": make_curriculum()})
     history = History(tmp_path / HISTORY_NAME, 1, curricula)
-    history.write(Cut(1, (scored(0, [0.0, 1.0]),), Done(1)))
+    history.write(Cut(1, (scored(0, [0.0, 1.0]),), CompletedPositions(1)))
     History(tmp_path / HISTORY_NAME, 2, Curricula({"toy": make_curriculum()}))
     (tmp_path / HISTORY_NAME).unlink()
     with pytest.raises(StateMismatchError, match="ends with batch 0, the run with 1"):

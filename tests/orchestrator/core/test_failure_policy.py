@@ -17,8 +17,8 @@ from runtime.metrics import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy
 from tests.support.fakes import FakeTrainer
-from transport.generation import GenerateRequest
-from transport.ledger_records import Tally, tally
+from transport.wire.generation import GenerateRequest
+from transport.wire.ledger import Tally, tally
 
 
 def policy_config(folder: Path, **env: Any) -> OrchestratorConfig:

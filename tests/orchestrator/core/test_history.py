@@ -14,7 +14,7 @@ from orchestrator.lineup import Cut
 from orchestrator.selection import Selection, select, selection_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
 from tests.orchestrator.core.test_curriculum import make_curriculum, scored
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 
 def group(seq: int, length: int, filtered: str | None = None, *, failed: bool = False) -> ScoredGroup:
@@ -56,7 +56,7 @@ def curricula() -> Curricula:
 
 
 def cut(step: int) -> Cut:
-    return Cut(step, (scored(step - 1, [0.0, 1.0]),), Done(step))
+    return Cut(step, (scored(step - 1, [0.0, 1.0]),), CompletedPositions(step))
 
 
 def write(path: Path, *steps: int) -> None:
@@ -77,7 +77,7 @@ def test_a_restart_forgets_the_batch_that_did_not_become_durable(tmp_path: Path)
     restarted = History(path, next_step=3, curricula=known)
     assert known.by_env["toy"].is_ready(3), "a draw that needs the outcomes of batches 1 and 2"
     assert not known.by_env["toy"].is_ready(4), "a draw that needs that of batch 3"
-    restarted.write(Cut(3, (), Done(3)))
+    restarted.write(Cut(3, (), CompletedPositions(3)))
     assert path.read_bytes().splitlines() == [*lines[:2], b'{"step":3}']
     History(path, next_step=4, curricula=curricula())
 
@@ -95,7 +95,7 @@ def test_a_torn_line_is_cut_off_and_nonsense_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"step":2,"les')
     torn = History(path, next_step=2, curricula=curricula())
-    torn.write(Cut(2, (), Done(2)))
+    torn.write(Cut(2, (), CompletedPositions(2)))
     assert path.read_bytes() == whole + b'{"step":2}\n'
     path.write_text("nonsense\n")
     with pytest.raises(StateMismatchError, match=r"cannot read the history .*history.jsonl"):

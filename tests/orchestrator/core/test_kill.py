@@ -11,7 +11,7 @@ from runtime.exit_codes import ExitCode
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.fakes import FakeTrainer, training
 from tests.support.process import process
-from transport.ledger_records import tally
+from transport.wire.ledger import tally
 
 pytestmark = pytest.mark.integration
 

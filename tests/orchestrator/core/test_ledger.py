@@ -18,8 +18,7 @@ from orchestrator.rollout import Failure, FailureReason
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_scored, make_ticket
 from tests.orchestrator.core.line_simulation import kill
-from transport.ledger_records import Cancelled, CancelReason, Dispatched, Record, Settled, tally
-from transport.positions import Done
+from transport.wire.ledger import Cancelled, CancelReason, CompletedPositions, Dispatched, Record, Settled, tally
 
 
 def ledger_path(tmp_path: Path) -> Path:
@@ -28,7 +27,7 @@ def ledger_path(tmp_path: Path) -> Path:
 
 
 def one_cut(step: int, *groups: ScoredGroup) -> Cut:
-    return Cut(step, groups, Done(groups[-1].group.ticket.seq + 1))
+    return Cut(step, groups, CompletedPositions(groups[-1].group.ticket.seq + 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,7 +39,12 @@ def test_whatever_happens_the_ledger_balances(
     events: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("ledger") / LEDGER_NAME
-    done, lineup, ledger, num_dispatched = Done(), Lineup(4, 1, Done()), Ledger(path, Done()), 0
+    done, lineup, ledger, num_dispatched = (
+        CompletedPositions(),
+        Lineup(4, 1, CompletedPositions()),
+        Ledger(path, CompletedPositions()),
+        0,
+    )
     open_seqs: list[int] = []
     for event in events:
         if event == "dispatch":
@@ -80,13 +84,13 @@ def test_every_result_has_its_state() -> None:
 
 def test_what_was_in_flight_at_a_kill_is_cancelled_at_the_restart(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
-    killed = Ledger(path, Done())
+    killed = Ledger(path, CompletedPositions())
     for seq in range(3):
         killed.dispatched(make_ticket(seq, size=2))
     killed.settled(one_cut(1, make_scored(2, 0, 2)))
     killed.flush()
     assert tally(read_ledger(path)).states == {"trained@1": 2, "in_flight": 4}
-    restarted = Ledger(path, Done(1))
+    restarted = Ledger(path, CompletedPositions(1))
     restarted.dispatched(make_ticket(1, size=2))
     assert tally(read_ledger(path)).states == {"trained@1": 2, "cancelled": 4, "in_flight": 2}
     restarted.close()
@@ -94,11 +98,11 @@ def test_what_was_in_flight_at_a_kill_is_cancelled_at_the_restart(tmp_path: Path
 
 def test_a_batch_that_did_not_become_durable_is_taken_back(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
-    killed = Ledger(path, Done())
+    killed = Ledger(path, CompletedPositions())
     killed.dispatched(make_ticket(0, size=2))
     killed.settled(one_cut(1, make_scored(2, 0, 2)))
     killed.flush()
-    Ledger(path, Done(0)).close()
+    Ledger(path, CompletedPositions(0)).close()
     result = tally(read_ledger(path))
     assert result.balances
     assert result.states == {"cancelled": 2}
@@ -106,24 +110,24 @@ def test_a_batch_that_did_not_become_durable_is_taken_back(tmp_path: Path) -> No
 
 def test_a_torn_line_is_cut_off_and_the_next_one_is_whole(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
-    Ledger(path, Done()).dispatched(make_ticket(0, size=2))
+    Ledger(path, CompletedPositions()).dispatched(make_ticket(0, size=2))
     with path.open("ab") as file:
         file.write(b'{"kind":"dispatched","seq":1,"gro')
     assert len(list(read_ledger(path))) == 1
-    Ledger(path, Done(0)).close()
+    Ledger(path, CompletedPositions(0)).close()
     assert [type(record) for record in read_ledger(path)] == [Dispatched, Cancelled]
 
 
 def test_a_ledger_that_is_one_torn_line_starts_empty(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     path.write_bytes(b"x" * 10_000)
-    Ledger(path, Done(0)).close()
+    Ledger(path, CompletedPositions(0)).close()
     assert tally(read_ledger(path)).num_dispatched == 0
 
 
 def test_a_full_disk_keeps_the_lines_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ledger_path(tmp_path)
-    ledger = Ledger(path, Done())
+    ledger = Ledger(path, CompletedPositions())
 
     def full(descriptor: int, data: bytes, offset: int) -> int:
         raise OSError(28, "No space left on device")
@@ -163,7 +167,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
 
 def test_the_report_prints_the_table_and_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = ledger_path(tmp_path)
-    ledger = Ledger(path, Done())
+    ledger = Ledger(path, CompletedPositions())
     for seq in range(3):
         ledger.dispatched(make_ticket(seq, size=2))
     ledger.settled(one_cut(1, make_scored(2, 0, 2)))
@@ -197,7 +201,7 @@ def test_a_run_without_a_ledger_is_the_users_mistake(tmp_path: Path) -> None:
 
 def test_a_retried_rollout_is_two_dispatches_with_a_state_each(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
-    ledger = Ledger(path, Done())
+    ledger = Ledger(path, CompletedPositions())
     ledger.dispatched(make_ticket(0, size=2))
     ledger.retried(make_ticket(0, size=2), 1, ENV_ERROR)
     assert tally(read_ledger(path)).states == {"failed:env_error": 1, "in_flight": 2}
@@ -210,10 +214,10 @@ def test_a_retried_rollout_is_two_dispatches_with_a_state_each(tmp_path: Path) -
 
 def test_a_failed_try_stays_failed_when_its_group_is_cancelled(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
-    killed = Ledger(path, Done())
+    killed = Ledger(path, CompletedPositions())
     killed.dispatched(make_ticket(0, size=2))
     killed.retried(make_ticket(0, size=2), 0, ENV_ERROR)
-    Ledger(path, Done(0)).close()
+    Ledger(path, CompletedPositions(0)).close()
     result = tally(read_ledger(path))
     assert result.balances
     assert result.states == {"failed:env_error": 1, "cancelled": 2}
@@ -221,7 +225,7 @@ def test_a_failed_try_stays_failed_when_its_group_is_cancelled(tmp_path: Path) -
 
 @pytest.mark.parametrize(("seq", "index"), [(0, 2), (1, 0)])
 def test_a_retry_of_what_does_not_run_is_a_contradiction(tmp_path: Path, seq: int, index: int) -> None:
-    ledger = Ledger(ledger_path(tmp_path), Done())
+    ledger = Ledger(ledger_path(tmp_path), CompletedPositions())
     ledger.dispatched(make_ticket(0, size=2))
     ledger.retried(make_ticket(seq, size=2), index, ENV_ERROR)
     ledger.close()

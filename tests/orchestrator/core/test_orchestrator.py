@@ -19,9 +19,9 @@ from runtime.exit_codes import ExitCode
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.toys import DEADLINE_S, ToyEnv, make_config, make_engine, run_orchestrator, run_toy
 from tests.support.fakes import FakeTrainer, training
-from transport.client import BatchClient
-from transport.generation import ServedWeights
-from transport.ledger_records import Tally, tally
+from transport.client.client import BatchClient
+from transport.wire.generation import ServedWeights
+from transport.wire.ledger import Tally, tally
 
 
 def ledger_of(folder: Path) -> Tally:

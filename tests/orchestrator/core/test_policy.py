@@ -12,8 +12,8 @@ from orchestrator.policy import Policy
 from runtime.errors import PeerLostError, UserError
 from runtime.health import Health
 from tests.support.waiting import until_async
-from transport.generation import ServedWeights
-from transport.progress import PublishedWeights
+from transport.outbox.progress import PublishedWeights
+from transport.wire.generation import ServedWeights
 
 
 class Announcements:

@@ -14,7 +14,7 @@ from runtime.metrics import read_metrics
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy, write_config
 from tests.support.fakes import FakeTrainer, training
 from tests.support.process import process
-from transport.ledger_records import tally
+from transport.wire.ledger import tally
 
 
 def check(trainer: FakeTrainer, folder: Path, max_steps: int, max_staleness: int) -> Counter[str]:

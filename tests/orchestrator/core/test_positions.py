@@ -1,4 +1,4 @@
-"""`Done`, a cursor with holes, against a plain set."""
+"""`CompletedPositions`, a cursor with holes, against a plain set."""
 
 import itertools
 
@@ -6,14 +6,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 seqs = st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=6)
 
 
 @given(batches=seqs, probe=st.integers(0, 70))
 def test_it_is_a_set_of_positions(batches: list[list[int]], probe: int) -> None:
-    done, model = Done(), set[int]()
+    done, model = CompletedPositions(), set[int]()
     for batch in batches:
         done = done.add(batch)
         model |= set(batch)
@@ -24,7 +24,7 @@ def test_it_is_a_set_of_positions(batches: list[list[int]], probe: int) -> None:
 
 @given(batches=seqs)
 def test_its_spans_are_sorted_apart_and_beyond_the_cursor(batches: list[list[int]]) -> None:
-    done = Done()
+    done = CompletedPositions()
     for batch in batches:
         done = done.add(batch)
     ends = [(0, done.cursor), *done.beyond]
@@ -34,13 +34,13 @@ def test_its_spans_are_sorted_apart_and_beyond_the_cursor(batches: list[list[int
 
 @given(batches=seqs)
 def test_the_order_of_adding_does_not_matter(batches: list[list[int]]) -> None:
-    one_by_one = Done()
+    one_by_one = CompletedPositions()
     for batch in reversed(batches):
         for seq in batch:
             one_by_one = one_by_one.add([seq])
-    assert one_by_one == Done().add(seq for batch in batches for seq in batch)
+    assert one_by_one == CompletedPositions().add(seq for batch in batches for seq in batch)
 
 
 def test_it_survives_json() -> None:
-    done = Done(3, ((5, 7), (9, 10)))
-    assert msgspec.json.decode(msgspec.json.encode(done), type=Done) == done
+    done = CompletedPositions(3, ((5, 7), (9, 10)))
+    assert msgspec.json.decode(msgspec.json.encode(done), type=CompletedPositions) == done

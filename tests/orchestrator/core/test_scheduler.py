@@ -30,8 +30,8 @@ from runtime.health import Health
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv
 from tests.support.waiting import until_async
-from transport.generation import ServedWeights
-from transport.positions import Done
+from transport.wire.generation import ServedWeights
+from transport.wire.ledger import CompletedPositions
 
 
 class GatedEnv(ToyEnv):
@@ -59,12 +59,12 @@ class Bench:
     """A scheduler with everything that it needs, and nothing else."""
 
     def __init__(self, folder: Path, adapter: EnvAdapter, *, max_in_flight: int = 12, group_size: int = 4) -> None:
-        self.lineup = Lineup(batch_size=8, next_step=1, done=Done())
+        self.lineup = Lineup(batch_size=8, next_step=1, done=CompletedPositions())
         self.live = 0
         self.availability = Availability()
         collector = Collector(
             self.lineup,
-            Ledger(folder / "ledger.jsonl", Done()),
+            Ledger(folder / "ledger.jsonl", CompletedPositions()),
             {"toy": GroupRule(make_advantage(GrpoAdvantageConfig()))},
             FailureGuard(1.0, 10_000),
             SignalGuard(10_000),

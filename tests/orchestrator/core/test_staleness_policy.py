@@ -18,8 +18,7 @@ from orchestrator.staleness_policy import make_lineup
 from tests.orchestrator.core.builders import make_group, make_ticket
 from tests.orchestrator.core.line_simulation import LineSimulation
 from tests.orchestrator.core.toys import make_config
-from transport.ledger_records import tally
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions, tally
 
 POLICIES = ("wait", "drop")
 
@@ -88,18 +87,18 @@ def finished(line: Lineup, seq: int, num_trainable: int = 2, version: int = 0) -
 
 
 def test_drop_ships_what_finishes_first_and_throws_away_what_is_too_old() -> None:
-    line = DropLineup(batch_size=2, next_step=3, done=Done(10), max_staleness=2)
+    line = DropLineup(batch_size=2, next_step=3, done=CompletedPositions(10), max_staleness=2)
     for seq in range(10, 13):
         line.dispatch(make_ticket(seq))
     finished(line, 12)
     (cut,) = line.cuts
-    assert (cut.step, cut.done) == (3, Done(10, ((12, 13),)))
+    assert (cut.step, cut.done) == (3, CompletedPositions(10, ((12, 13),)))
     finished(line, 11)  # of version 0: staleness 3 in batch 4
     assert (line.next_step, line.pending_rollouts, line.pending_groups, len(line)) == (4, 2, 1, 2)
     line.dispatch(make_ticket(13, version=1))
     finished(line, 13, version=1)
     assert [(group.group.ticket.seq, group.filtered) for group in line.cuts[1].groups] == [(11, "stale"), (13, None)]
-    assert line.cuts[1].done == Done(10, ((11, 14),))
+    assert line.cuts[1].done == CompletedPositions(10, ((11, 14),))
 
 
 def test_a_restarted_line_steps_over_what_is_done() -> None:
@@ -111,10 +110,12 @@ def test_a_restarted_line_steps_over_what_is_done() -> None:
         assert tails == [5, 7, 10, 11]
         for seq in (7, 10, 5):
             finished(line, seq)
-        assert line.cuts[0].done == (Done(10) if type(line) is Lineup else Done(5, ((6, 11),)))
+        assert line.cuts[0].done == (
+            CompletedPositions(10) if type(line) is Lineup else CompletedPositions(5, ((6, 11),))
+        )
 
 
-DONE = Done(5, ((6, 7), (8, 10)))
+DONE = CompletedPositions(5, ((6, 7), (8, 10)))
 
 
 def test_drop_admits_what_could_be_in_time_and_wait_what_must_be() -> None:
@@ -131,4 +132,4 @@ def test_drop_admits_what_could_be_in_time_and_wait_what_must_be() -> None:
 @pytest.mark.parametrize(("policy", "line"), [("wait", Lineup), ("drop", DropLineup)])
 def test_the_config_chooses_the_line(tmp_path: Path, policy: str, line: type[Lineup]) -> None:
     config = make_config(tmp_path, staleness_policy=policy)
-    assert type(make_lineup(config, 1, Done(), tuple)) is line
+    assert type(make_lineup(config, 1, CompletedPositions(), tuple)) is line

@@ -19,28 +19,27 @@ from orchestrator.state import resume as resume_from
 from runtime.errors import UserError
 from runtime.run_dir import RunDir
 from tests.orchestrator.core.builders import make_scored, make_ticket
-from transport.ledger_records import tally
-from transport.outbox import Outbox, batch_path
-from transport.positions import Done
+from transport.outbox.outbox import Outbox, batch_path
+from transport.wire.ledger import CompletedPositions, tally
 
 ORDER = describe_order(0, [EnvShare("copy", 40, 1.0)])
 STATE = CutState(run_id="run", order=ORDER, step=5, begin=70, end=93)
 
 
-def resume(state: CutState | None, next_step: int, *, run_id: str = "run", order: str = ORDER) -> Done:
+def resume(state: CutState | None, next_step: int, *, run_id: str = "run", order: str = ORDER) -> CompletedPositions:
     return resume_from(state, next_step, run_id=run_id, order=order)
 
 
 def test_a_fresh_run_begins_at_the_beginning() -> None:
-    assert resume(None, 1) == Done()
+    assert resume(None, 1) == CompletedPositions()
 
 
 def test_a_batch_that_is_durable_is_never_cut_again() -> None:
-    assert resume(STATE, next_step=6) == Done(93)
+    assert resume(STATE, next_step=6) == CompletedPositions(93)
 
 
 def test_a_batch_that_is_not_durable_is_cut_again_from_its_beginning() -> None:
-    assert resume(STATE, next_step=5) == Done(70)
+    assert resume(STATE, next_step=5) == CompletedPositions(70)
 
 
 @pytest.mark.parametrize("next_step", [1, 4, 7])
@@ -89,7 +88,7 @@ class Run:
         for seq in (self.cursor, self.cursor + 1):
             self.ledger.dispatched(make_ticket(seq, size=2))
         groups = (make_scored(0, self.cursor, 2), make_scored(2, self.cursor + 1, 2))
-        return Cut(self.outbox.next_step, groups, Done(self.cursor + 2))
+        return Cut(self.outbox.next_step, groups, CompletedPositions(self.cursor + 2))
 
     def cut(self, *, kill_after: str = "") -> None:
         """Write batch N in the order of `state.py`, up to the instant of the kill."""

@@ -17,7 +17,7 @@ from orchestrator.service import Backend, serve
 from runtime.config import load_config
 from runtime.service import run_main
 from tests.orchestrator.core.toys import ToyEnv
-from transport.generation import GenerateRequest
+from transport.wire.generation import GenerateRequest
 
 
 def toy_backend(config: OrchestratorConfig) -> Backend:

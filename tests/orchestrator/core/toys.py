@@ -20,10 +20,10 @@ from runtime.health import Health
 from runtime.metrics import MetricLog
 from runtime.run_dir import RunDir
 from tests.support.fakes import FakeTrainer, training
-from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.server import BatchServer
-from transport.tensor import EncodedTensor
+from transport.server.server import BatchServer
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 DEADLINE_S = 60.0
 Reward = Callable[[GenerateReply], float]

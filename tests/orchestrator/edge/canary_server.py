@@ -7,10 +7,10 @@ import numpy as np
 from aiohttp import web
 
 from tests.orchestrator.edge.engine_server import EngineServer, packed
-from transport.canary import Canary
-from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
+from transport.wire.weights import Canary
 
 LENGTHS = (2, 4)
 

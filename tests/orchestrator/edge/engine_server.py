@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.engines.scripted import ScriptedEngine
-from transport.generation import (
+from transport.wire.generation import (
     GENERATE_PATH,
     MSGPACK,
     SCORE_PATH,

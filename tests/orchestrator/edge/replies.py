@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.rollout import Branch
-from transport.generation import FinishReason, GenerateReply
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import FinishReason, GenerateReply
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 
 def make_reply(

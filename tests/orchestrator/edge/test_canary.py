@@ -20,11 +20,11 @@ from tests.orchestrator.core.toys import ToyEnv, make_config, run_orchestrator
 from tests.orchestrator.edge.canary_server import CanaryServer, canary_of
 from tests.orchestrator.edge.engine_server import TOKEN, serving
 from tests.support.fakes import FakeTrainer
-from transport.canary import Canary
-from transport.client import BatchClient
+from transport.client.client import BatchClient
 from transport.errors import CodecError, TransportError
-from transport.progress import PublishedWeights
-from transport.tensor import EncodedTensor
+from transport.outbox.progress import PublishedWeights
+from transport.wire.tensor import EncodedTensor
+from transport.wire.weights import Canary
 
 
 @asynccontextmanager

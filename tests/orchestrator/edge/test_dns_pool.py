@@ -14,8 +14,8 @@ from orchestrator.engines.http import HttpEngine
 from orchestrator.engines.protocol import EngineError
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
 from tests.support.waiting import until_async
-from transport.generation import GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 PATIENCE_S = 60.0
 

@@ -12,7 +12,7 @@ from orchestrator.engines.protocol import EngineError
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, Misbehave, dead, serving
 from tests.orchestrator.edge.test_http_engine import ask, hang, status
 from tests.support.waiting import until_async
-from transport.generation import ServedWeights
+from transport.wire.generation import ServedWeights
 
 AS_STARTED = ServedWeights(version=0, digest="scripted-0")
 

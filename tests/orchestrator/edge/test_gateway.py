@@ -13,7 +13,7 @@ from orchestrator.gateway.session import SamplingPlan, Session
 from orchestrator.tokenizer import Tokenizer
 from tests.orchestrator.edge.replies import check_branch, sampled_tokens
 from tests.support.waiting import until_async
-from transport.generation import GenerateRequest
+from transport.wire.generation import GenerateRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -15,8 +15,8 @@ from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from tests.orchestrator.edge.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, serving
 from tests.orchestrator.edge.replies import make_reply
 from tests.support.waiting import until_async
-from transport.generation import GenerateRequest, ServedWeights, UpdateTimes
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateRequest, ServedWeights, UpdateTimes
+from transport.wire.tensor import EncodedTensor
 
 
 def ask(seed: int = 0) -> GenerateRequest:

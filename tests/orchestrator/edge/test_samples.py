@@ -6,8 +6,8 @@ from orchestrator.algorithms.config import OpdAlgorithmConfig, RlAlgorithmConfig
 from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights, token_weights
 from orchestrator.rollout import Branch, Rollout
 from orchestrator.samples import to_samples
-from transport.codec import decode_sample, encode
-from transport.sample import TrainingSample, VersionSpan
+from transport.wire.codec import decode_sample, encode
+from transport.wire.sample import TrainingSample, VersionSpan
 
 
 def make_branch(sampled: list[bool], version: int = 7) -> Branch:

@@ -7,9 +7,9 @@ from orchestrator.engines.config import ScriptedEngineConfig
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine, from_config, log_normal
 from orchestrator.tokenizer import Tokenizer
-from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 EOS = 2
 

@@ -14,9 +14,9 @@ from orchestrator.tokenizer import Tokenizer
 from tests.orchestrator.core.toys import make_config
 from tests.orchestrator.edge.sglang_server import SglangServer, sglang
 from tests.support.waiting import until_async
-from transport.generation import GenerateRequest, ServedWeights
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateRequest, ServedWeights
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 
 @asynccontextmanager

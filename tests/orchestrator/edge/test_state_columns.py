@@ -20,7 +20,7 @@ from orchestrator.state_columns import REQUIRED_COLUMNS, read_columns, saved_col
 from orchestrator.tokenizer import Tokenizer
 from runtime.exit_codes import ExitCode
 from tests.orchestrator.edge.test_verifiers_adapter import DRIVERS, only, request_for, running, saying
-from transport.positions import Done
+from transport.wire.ledger import CompletedPositions
 
 names = st.sampled_from(["trajectory", "sampling_args", "a", "b", "c"])
 
@@ -101,6 +101,8 @@ async def test_a_bad_column_stops_the_run_at_the_first_rollout(
 
 def saved_row(folder: Path, rollout: Rollout) -> dict[str, Any]:
     ticket = Ticket(GroupKey(rollout.env_name, rollout.example_id, 0), 0, 1, False, 0)
-    RolloutLog(folder).write(Cut(1, (ScoredGroup(FinalGroup(ticket, (rollout,)), (1.0,), None),), Done(1)))
+    RolloutLog(folder).write(
+        Cut(1, (ScoredGroup(FinalGroup(ticket, (rollout,)), (1.0,), None),), CompletedPositions(1))
+    )
     row: dict[str, Any] = json.loads(rollout_log_path(folder, 1).read_text())
     return row

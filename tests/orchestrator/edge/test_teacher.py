@@ -20,8 +20,8 @@ from runtime.errors import PeerLostError, UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.edge.engine_server import VOCAB_SIZE, EngineServer, serving
 from tests.orchestrator.edge.test_http_engine import ask, hang, reset, status
-from transport.generation import ScoreReply, ScoreRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import ScoreReply, ScoreRequest
+from transport.wire.tensor import EncodedTensor
 
 TOKENS = np.array([3, 4, 5], dtype=np.int32)
 

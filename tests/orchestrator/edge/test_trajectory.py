@@ -10,7 +10,7 @@ from orchestrator.tokenizer import Tokenizer
 from orchestrator.trajectory import Trajectory
 from tests.orchestrator.edge.model_folders import BRACKETS, QWEN_LIKE, bpe_tokenizer, character_tokenizer, write_folder
 from tests.orchestrator.edge.replies import check_branch, make_reply, observed_tokens, sampled_tokens
-from transport.sample import VersionSpan
+from transport.wire.sample import VersionSpan
 
 USER = {"role": "user", "content": "the cat"}
 MORE = {"role": "user", "content": "and then?"}

@@ -13,8 +13,8 @@ from orchestrator.rollout import Int32s
 from orchestrator.tokenizer import Tokenizer
 from runtime.metrics import read_metrics
 from tests.orchestrator.core.toys import make_config, run_toy
-from transport.generation import GenerateRequest
-from transport.ledger_records import tally
+from transport.wire.generation import GenerateRequest
+from transport.wire.ledger import tally
 
 RAISES = {"id": "flaky-text", "name": "raises", "args": {"task": {"raise_rate": 0.3}}}
 HANGS = {

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.engines.validation import check_reply
 from tests.orchestrator.edge.replies import make_reply
-from transport.generation import GenerateReply, GenerateRequest
-from transport.sample import VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.sample import VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 VOCAB_SIZE = 50
 REQUEST = GenerateRequest(request_id="r", token_ids=EncodedTensor.of(np.zeros(3, np.int32)), max_tokens=4)

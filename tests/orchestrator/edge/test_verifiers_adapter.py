@@ -18,7 +18,7 @@ from orchestrator.tokenizer import Tokenizer
 from runtime.errors import UserError
 from tests.orchestrator.edge.replies import check_branch, sampled_tokens
 from tests.support.waiting import until_async
-from transport.generation import GenerateReply, GenerateRequest
+from transport.wire.generation import GenerateReply, GenerateRequest
 
 pytestmark = pytest.mark.usefixtures("env_modules")
 DRIVERS = pytest.mark.parametrize("driver", ["direct", "gateway"])

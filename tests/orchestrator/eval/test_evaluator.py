@@ -23,8 +23,8 @@ from tests.orchestrator.core.builders import ENV_ERROR
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
 from tests.support.waiting import until_async
-from transport.client import BatchClient
-from transport.generation import ServedWeights
+from transport.client.client import BatchClient
+from transport.wire.generation import ServedWeights
 
 ENV = {"id": "toy", "name": "exam", "num_examples": 3, "rollouts_per_example": 4, "sampling": {"max_tokens": 6}}
 

@@ -12,8 +12,8 @@ from orchestrator.rollout import Branch, Rollout
 from orchestrator.samples import to_samples
 from orchestrator.tokenizer import Tokenizer
 from tests.orchestrator.images.drawn import data_url, picture, user, vision_folder
-from transport.codec import decode_sample, encode_sample
-from transport.generation import GenerateRequest
+from transport.wire.codec import decode_sample, encode_sample
+from transport.wire.generation import GenerateRequest
 
 A, B = data_url(picture(1)), data_url(picture(2, 32, 16))
 NUM_A, NUM_B = 4, 8

@@ -10,8 +10,8 @@ from orchestrator.images.pictures import Pictures
 from orchestrator.rollout import Branch
 from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.orchestrator.edge.test_http_engine import connected, status
-from transport.generation import GenerateReply, GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 PIXELS = np.random.default_rng(0).random((4096, 48), dtype=np.float32)
 PICTURES = Pictures(("d",), EncodedTensor.of(PIXELS), EncodedTensor.of(np.array([[1, 64, 64]], np.int64)))

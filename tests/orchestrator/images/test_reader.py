@@ -15,8 +15,8 @@ from orchestrator.images.errors import ImageError
 from orchestrator.images.reader import ImageReader
 from orchestrator.tokenizer import Tokenizer
 from tests.orchestrator.images.drawn import data_url, picture, user, vision_folder
-from transport.generation import GenerateRequest
-from transport.tensor import EncodedTensor
+from transport.wire.generation import GenerateRequest
+from transport.wire.tensor import EncodedTensor
 
 A, B = data_url(picture(1)), data_url(picture(2, 32, 16))
 LARGE = data_url(picture(3, 256, 256))

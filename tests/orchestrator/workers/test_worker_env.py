@@ -34,8 +34,8 @@ from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.orchestrator.edge.replies import check_branch
 from tests.orchestrator.images.drawn import vision_folder
 from tests.support.waiting import until, until_async
-from transport.generation import GenerateReply, GenerateRequest
-from transport.ledger_records import tally
+from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.ledger import tally
 
 pytestmark = pytest.mark.usefixtures("env_modules")
 PATIENCE_S = 60.0

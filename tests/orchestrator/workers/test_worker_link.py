@@ -32,8 +32,8 @@ from orchestrator.rollout import Example, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
 from tests.support.waiting import until_async
-from transport.generation import GenerateReply
-from transport.tensor import Array, EncodedTensor
+from transport.wire.generation import GenerateReply
+from transport.wire.tensor import Array, EncodedTensor
 
 PATIENCE_S = 30.0
 REQUEST = RolloutRequest(

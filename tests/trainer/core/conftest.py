@@ -17,7 +17,7 @@ from tests.trainer.core.tiny import make_manifest, save_tiny_model
 from trainer.config import ModelConfig
 from trainer.model import Policy, load_policy
 from trainer.plan import plan_step
-from transport.sample import TrainingSample
+from transport.wire.sample import TrainingSample
 
 WORLD_SIZES = (1, 2, 4)
 

@@ -29,8 +29,8 @@ from trainer.packing import pack_mini_batch
 from trainer.plan import plan_step
 from trainer.step import StepReport, StepSettings, train_mini_batch
 from trainer.weighting import Weighting
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 CPU = torch.device("cpu")
 NO_CLIP = 1e9

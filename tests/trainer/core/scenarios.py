@@ -17,8 +17,8 @@ from trainer.losses.config import (
     ReinforceLossConfig,
 )
 from trainer.weighting import Weighting
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 SEQ_LEN = 48
 MIXED_LENGTHS = [30, 8, 17, 41, 5, 23, 60, 12, 9, 34, 2, 27]

@@ -23,8 +23,8 @@ from trainer.layout import Layout
 from trainer.model import Policy
 from trainer.packing import pack, pack_mini_batch
 from trainer.plan import plan_step
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 
 def assess_alone(policy: Policy, model_path: Path, samples: list[TrainingSample], **config: object) -> Assessment:

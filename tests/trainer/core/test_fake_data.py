@@ -11,7 +11,7 @@ from trainer.batch_source import NoBatch
 from trainer.cli import run
 from trainer.config import DataConfig, FakeDataConfig, ModelConfig, TrainerConfig
 from trainer.fake_data import FakeSource, fake_lengths
-from transport.manifest import BatchManifest
+from transport.wire.manifest import BatchManifest
 
 MODEL = ModelConfig(path=Path("model"), seq_len=128)
 

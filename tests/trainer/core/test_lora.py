@@ -38,7 +38,7 @@ from trainer.lora import base_digest
 from trainer.model import Policy, load_policy
 from trainer.optimizer import make_optimizer, named_moments
 from trainer.progress import Progress
-from transport.weights import read_weight_manifest, version_dir
+from transport.wire.weights import read_weight_manifest, version_dir
 
 ALONE = Ranks(0, 1, CPU)
 

@@ -11,8 +11,8 @@ from trainer.images.intake import take_in
 from trainer.layout import Layout
 from trainer.packing import pack, pack_mini_batch
 from trainer.plan import StepPlan, plan_step
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 
 def floats(*values: float) -> EncodedTensor:

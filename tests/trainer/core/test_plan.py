@@ -14,8 +14,8 @@ from trainer.errors import PlanError
 from trainer.layout import Layout
 from trainer.plan import MiniBatchPlan, StepPlan, assign_mini_batches, order_of_visits, plan_step
 from trainer.weighting import Weighting
-from transport.manifest import IMAGE
-from transport.tensor import EncodedTensor
+from transport.wire.manifest import IMAGE
+from transport.wire.tensor import EncodedTensor
 
 LENGTHS = st.lists(st.integers(2, 60), min_size=1, max_size=60)
 

@@ -20,7 +20,7 @@ from trainer.micro_batch import MicroBatch
 from trainer.model import Policy
 from trainer.packing import pack
 from trainer.step import StepReport, StepSettings, train_mini_batch
-from transport.tensor import EncodedTensor
+from transport.wire.tensor import EncodedTensor
 
 LOSS = make_loss(DppoLossConfig())
 

@@ -26,7 +26,7 @@ from trainer.plan import StepPlan, plan_step
 from trainer.step import StepSettings, Watch, train_mini_batch
 from trainer.token_export import STABLE, TokenExport, choose_rows, step_folder
 from trainer.token_record import TokenRecorder
-from transport.sample import TrainingSample, VersionSpan
+from transport.wire.sample import TrainingSample, VersionSpan
 
 ALONE = Ranks(0, 1, CPU)
 GIVEN = ("token_ids", "loss_mask", "reward", "advantage")

@@ -6,10 +6,10 @@ import numpy as np
 
 from tests.support.models import NO_SPECIAL, make_model
 from trainer.bins import IntArray
-from transport.codec import batch_digest, encode, frame_hash
-from transport.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.codec import batch_digest, encode, frame_hash
+from transport.wire.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 VOCAB_SIZE = 64
 ENV_NAMES = ("copy", "reverse")

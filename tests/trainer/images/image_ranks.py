@@ -27,9 +27,9 @@ from trainer.packing import pack_mini_batch
 from trainer.plan import StepPlan, plan_step
 from trainer.publish import Publisher
 from trainer.step import StepReport, StepSettings, train_mini_batch
-from transport.batch import build_batch
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.batch import build_batch
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5")

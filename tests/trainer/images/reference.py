@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from transport.sample import TrainingSample
+from transport.wire.sample import TrainingSample
 
 
 def load_reference(path: Path) -> PreTrainedModel:

@@ -5,9 +5,9 @@ import pytest
 
 from trainer.layout import Layout, RowSharing
 from trainer.plan import MiniBatchPlan, plan_step
-from transport.codec import batch_digest
-from transport.manifest import IMAGE, SCHEMA_VERSION, BatchManifest, SampleColumns
-from transport.tensor import EncodedTensor
+from transport.wire.codec import batch_digest
+from transport.wire.manifest import IMAGE, SCHEMA_VERSION, BatchManifest, SampleColumns
+from transport.wire.tensor import EncodedTensor
 
 CAP = 64
 

@@ -15,10 +15,10 @@ from tests.trainer.images.image_ranks import FAMILIES, without_an_image_token
 from tests.trainer.images.tiny_vlm import MIXED, draw
 from tests.trainer.shell.runs import replay, weight_bytes, weights_of
 from trainer.cli import run
-from transport.batch import build_batch
-from transport.batch_file import file_chunks
 from transport.durable import write_durably
-from transport.outbox import batch_path
+from transport.outbox.batch_file import file_chunks
+from transport.outbox.outbox import batch_path
+from transport.wire.batch import build_batch
 
 NUM_STEPS = 3
 SPOILED = 1

@@ -12,9 +12,9 @@ from trainer.images.cut import cut_sample
 from trainer.images.intake import take_in, why_refused
 from trainer.images.spec import ImageSpec
 from trainer.packing import pack
-from transport.codec import encode_sample
-from transport.sample import TrainingSample, VersionSpan
-from transport.tensor import EncodedTensor
+from transport.wire.codec import encode_sample
+from transport.wire.sample import TrainingSample, VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 SEQ_LEN = 24
 

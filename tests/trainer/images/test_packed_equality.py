@@ -18,7 +18,7 @@ from trainer.errors import ModelUnusable
 from trainer.model import Policy, load_policy
 from trainer.oracle import verify_packing
 from trainer.packing import pack
-from transport.weights import version_dir
+from transport.wire.weights import version_dir
 
 TOLERANCE = 1e-5
 ROUNDED_TOLERANCE = 1e-4

@@ -21,8 +21,8 @@ from transformers import (
 
 from tests.trainer.core.tiny import make_sample
 from trainer.images.spec import ImageSpec
-from transport.sample import TrainingSample
-from transport.tensor import EncodedTensor
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
 
 VOCAB_SIZE, IMAGE_TOKEN = 64, 60
 SPEC = ImageSpec(image_token_id=IMAGE_TOKEN, merge_size=2, patch_numbers=48)

@@ -14,8 +14,8 @@ from trainer.config import WeightsConfig
 from trainer.distributed import Ranks, join
 from trainer.errors import RankMismatch
 from trainer.weight_channel import open_channel
-from transport.location import Channel, parse_location
-from transport.weight_client import FetchSettings, fetch_weights
+from transport.weights.client import FetchSettings, fetch_weights
+from transport.wire.weights import Channel, parse_location
 
 
 def main(folder: Path) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from transport.batch import EncodedBatch, build_batch
-from transport.batch_file import file_chunks
 from transport.durable import write_durably
-from transport.outbox import batch_path
-from transport.sample import TrainingSample, VersionSpan
-from transport.tensor import EncodedTensor
+from transport.outbox.batch_file import file_chunks
+from transport.outbox.outbox import batch_path
+from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.sample import TrainingSample, VersionSpan
+from transport.wire.tensor import EncodedTensor
 
 RUN_ID = "shell"
 VOCAB = 64

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from trainer.cli import run
-from transport.weights import version_dir
+from transport.wire.weights import version_dir
 
 COMMON = ("--model.seq-len", "64", "--optimizer.lr", "1e-3", "--health.port", "0", "--no-metrics.tensorboard")
 

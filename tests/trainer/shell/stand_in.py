@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.support.fakes import Served
 from tests.trainer.shell.recorded import make_batch
-from transport.outbox import Outbox
+from transport.outbox.outbox import Outbox
 
 
 class StandIn(Served):

@@ -20,7 +20,7 @@ from tests.support.waiting import until
 from trainer import broadcast
 from trainer.broadcast import Broadcaster
 from transport.errors import WeightsError
-from transport.weights import BroadcastGroup
+from transport.wire.weights import BroadcastGroup
 
 CPU = torch.device("cpu")
 DATA = bytearray(np.random.default_rng(0).bytes(10_000))

@@ -17,10 +17,10 @@ from tests.trainer.shell.runs import arguments, replay, weight_bytes, weights_of
 from trainer.cli import run
 from trainer.errors import CriticMismatch
 from trainer.export import newest_checkpoint
-from transport.batch import build_batch
-from transport.batch_file import file_chunks
 from transport.durable import write_durably
-from transport.outbox import batch_path
+from transport.outbox.batch_file import file_chunks
+from transport.outbox.outbox import batch_path
+from transport.wire.batch import build_batch
 
 PPO = ("--loss.type", "ppo_clip", "--critic.lr", "1e-3", "--mini-batches", "2", "--epochs", "2")
 

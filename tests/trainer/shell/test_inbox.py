@@ -12,10 +12,10 @@ from trainer.batch_source import NoBatch
 from trainer.distributed import Ranks
 from trainer.errors import RankMismatch
 from trainer.inbox import Inbox
-from transport.batch import decode_rows
-from transport.manifest import BatchManifest
-from transport.progress import PublishedWeights
-from transport.sample import TrainingSample
+from transport.outbox.progress import PublishedWeights
+from transport.wire.batch import decode_rows
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer.errors import TrainerError
 from trainer.local_ranges import LocalRange, local_range, named_weights, raw_bytes, spec_of
-from transport.weights import TensorEntry
+from transport.wire.weights import TensorEntry
 
 
 @contextmanager

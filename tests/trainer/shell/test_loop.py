@@ -29,10 +29,10 @@ from trainer.progress import Progress
 from trainer.publish import Publisher
 from trainer.replay import ReplaySource
 from trainer.telemetry import Telemetry
-from transport.manifest import BatchManifest
-from transport.progress import PublishedWeights
-from transport.sample import TrainingSample
-from transport.weights import read_weight_manifest
+from transport.outbox.progress import PublishedWeights
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
+from transport.wire.weights import read_weight_manifest
 
 NUM_STEPS = 5
 

@@ -19,7 +19,7 @@ from trainer.checkpoint_state import load_weights
 from trainer.cli import run
 from trainer.export import export_checkpoint, newest_checkpoint
 from trainer.zmq_publish import RankShare, make_offer
-from transport.weights import publish_digest, read_weight_manifest, version_dir
+from transport.wire.weights import publish_digest, read_weight_manifest, version_dir
 
 RANK, ALPHA = 4, 12
 LORA = ("--model.lora.rank", str(RANK), "--model.lora.alpha", str(ALPHA))

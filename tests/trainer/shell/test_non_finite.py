@@ -7,10 +7,10 @@ from runtime.exit_codes import ExitCode
 from tests.trainer.shell.recorded import make_batch, make_sample
 from tests.trainer.shell.runs import replay, weight_bytes
 from trainer.errors import NonFiniteError
-from transport.batch import build_batch
-from transport.batch_file import BatchFile, file_chunks
 from transport.durable import write_durably
-from transport.outbox import batch_path
+from transport.outbox.batch_file import BatchFile, file_chunks
+from transport.outbox.outbox import batch_path
+from transport.wire.batch import build_batch
 
 HOPELESS = 3e38
 """An advantage so large that two of them do not add up to a finite loss."""

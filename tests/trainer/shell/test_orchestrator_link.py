@@ -14,7 +14,7 @@ from tests.trainer.shell.tiny import ALONE
 from trainer.batch_source import NoBatch
 from trainer.config import OrchestratorLinkConfig
 from trainer.orchestrator_link import OrchestratorLink
-from transport.progress import PublishedWeights
+from transport.outbox.progress import PublishedWeights
 
 
 @dataclass

@@ -11,7 +11,7 @@ from trainer import publish
 from trainer.local_ranges import named_weights
 from trainer.publish import Publisher
 from transport.errors import WeightsError
-from transport.weights import hash_bytes, read_weight_manifest, version_dir, weights_digest
+from transport.wire.weights import hash_bytes, read_weight_manifest, version_dir, weights_digest
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from tests.trainer.shell.recorded import RUN_ID, record_batches
 from tests.trainer.shell.runs import replay, weight_bytes, weights_of
 from trainer.batch_source import NoBatch
 from trainer.replay import ReplaySource
-from transport.outbox import batch_path
-from transport.weights import read_weight_manifest
+from transport.outbox.outbox import batch_path
+from transport.wire.weights import read_weight_manifest
 
 
 def test_the_same_recording_gives_the_same_weights_bit_for_bit(straight_run, model_path, recording, tmp_path):

@@ -16,7 +16,7 @@ from tests.trainer.shell.runs import arguments, torchrun, weight_bytes, weights_
 from tests.trainer.shell.stand_in import StandIn
 from trainer.cli import run
 from trainer.export import newest_checkpoint
-from transport.weights import read_weight_manifest
+from transport.wire.weights import read_weight_manifest
 
 pytestmark = pytest.mark.integration
 STARTUP_S = 120.0

@@ -33,9 +33,9 @@ from trainer.optimizer import make_optimizer
 from trainer.orchestrator_link import OrchestratorLink
 from trainer.token_export import STABLE, TokenExport, step_folder
 from trainer.token_record import TokenRecord, TokenRecorder
-from transport.manifest import BatchManifest
-from transport.progress import PublishedWeights
-from transport.sample import TrainingSample
+from transport.outbox.progress import PublishedWeights
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
 
 _T = TypeVar("_T")
 LATE = {"manifest": 1, "samples": 1, "published": 0}

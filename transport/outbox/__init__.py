@@ -1,0 +1,1 @@
+"""Batches on the orchestrator's disk until the trainer has committed them."""

@@ -1,0 +1,1 @@
+"""CURVE keys, sockets that use them, and which addresses other machines can reach."""

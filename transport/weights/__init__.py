@@ -1,0 +1,1 @@
+"""Weights from trainer ranks to engines over ZeroMQ."""
