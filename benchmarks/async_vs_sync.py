@@ -29,9 +29,9 @@ from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.orchestrator import Orchestrator, open_outbox
-from runtime.health import Health
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
+from runtime.health.health import Health
+from runtime.metrics.metric_log import MetricLog
+from runtime.run_dir.run_dir import RunDir
 from transport.server.server import BatchServer
 from transport.wire.generation import GenerateRequest
 

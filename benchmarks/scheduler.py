@@ -36,9 +36,9 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.engines.validation import check_reply
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.orchestrator import Orchestrator, open_outbox
-from runtime.health import Health
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
+from runtime.health.health import Health
+from runtime.metrics.metric_log import MetricLog
+from runtime.run_dir.run_dir import RunDir
 from transport.server.server import BatchServer
 from transport.wire.generation import GenerateReply, GenerateRequest
 from transport.wire.sample import VersionSpan

@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import harness
-from viewer.answers import answer
-from viewer.report import make_report
-from viewer.run import Run
+from viewer.answers.answers import answer
+from viewer.index.run import Run
+from viewer.views.report import make_report
 
 GROUP_SIZE = 8
 BATCH = 512

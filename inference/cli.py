@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from inference.config import InferenceConfig
 from inference.vllm_engine.command import is_cpu_build
-from runtime.config import load_config
+from runtime.base.files import sees_images
+from runtime.config.config import load_config
 from runtime.errors import UserError
-from runtime.model_folder import sees_pictures
-from runtime.service import run_main
-from runtime.shutdown import ending_at_once
+from runtime.process.service import run_main
+from runtime.process.shutdown import ending_at_once
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def check_model_path(config: InferenceConfig) -> None:
 
 def check_vision(config: InferenceConfig) -> None:
     """Raise `UserError` for a vision model that vLLM could not load: on a CPU it needs torchvision for that."""
-    needs_torchvision = config.engine == "vllm" and sees_pictures(config.model.path) and is_cpu_build()
+    needs_torchvision = config.engine == "vllm" and sees_images(config.model.path) and is_cpu_build()
     if needs_torchvision and importlib.util.find_spec("torchvision") is None:
         raise UserError(
             f"the model in {config.model.path} has a vision tower, which this vLLM for CPUs cannot load without "

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from runtime.config import Config, HealthConfig, ServiceConfig
+from runtime.config.config import Config, HealthConfig, ServiceConfig
 from transport.security.exposure import is_local, netloc
 
 

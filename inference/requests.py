@@ -11,7 +11,7 @@ from inference.engine import EngineLimits
 from inference.errors import BadRequest
 from inference.generation import Completion, Int32s, Job
 from inference.images import check_placeholders, images_of
-from runtime.model_folder import sees_pictures
+from runtime.base.files import sees_images
 from transport.errors import CodecError
 from transport.wire.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreRequest
 from transport.wire.tensor import EncodedTensor
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 def max_body_bytes(model_path: Path) -> int:
     """How large a request to the model in this folder may be."""
-    return MAX_PICTURE_BODY_BYTES if sees_pictures(model_path) else MAX_BODY_BYTES
+    return MAX_PICTURE_BODY_BYTES if sees_images(model_path) else MAX_BODY_BYTES
 
 
 def decode_body(decoder: msgspec.msgpack.Decoder[_T] | msgspec.json.Decoder[_T], body: bytes) -> _T:

@@ -22,18 +22,17 @@ from inference.server.app import make_app
 from inference.server.metrics import ServerMetrics
 from inference.server.state import ServerState
 from inference.vllm_engine.supervisor import VllmSupervisor
+from runtime.base.files import read_or_make_secret
 from runtime.errors import ServiceError
-from runtime.health import Health
-from runtime.health_server import HealthServer
-from runtime.http_listener import listening
-from runtime.logging import setup_logging
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
-from runtime.secret_file import read_or_make_secret
-from runtime.service_info import ServiceInfo
-from runtime.service_lock import ServiceLock
-from runtime.shutdown import Shutdown
-from runtime.watchdog import Watchdog
+from runtime.health.health import Health
+from runtime.health.server import HealthServer
+from runtime.metrics.metric_log import MetricLog
+from runtime.process.http_listener import listening
+from runtime.process.logging import setup_logging
+from runtime.process.shutdown import Shutdown
+from runtime.process.watchdog import Watchdog
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
+from runtime.run_dir.service_lock import ServiceLock
 
 if TYPE_CHECKING:
     from inference.torch_engine.engine import TorchEngine

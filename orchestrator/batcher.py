@@ -21,7 +21,7 @@ from orchestrator.rollout_log import RolloutLog
 from orchestrator.samples import to_samples
 from orchestrator.state import CutState, save_state
 from runtime.errors import StorageError
-from runtime.health import Health
+from runtime.health.health import Health
 from transport.errors import OutboxError
 from transport.server.server import BatchServer
 from transport.wire.batch import EncodedBatch, build_batch

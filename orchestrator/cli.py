@@ -12,10 +12,10 @@ from typing import NoReturn
 
 from orchestrator.advantages.config import CustomAdvantageConfig
 from orchestrator.config import OrchestratorConfig
-from runtime.config import load_config, parse_config
+from runtime.config.config import load_config, parse_config
 from runtime.errors import UserError
-from runtime.service import run_main
-from runtime.shutdown import ending_at_once
+from runtime.process.service import run_main
+from runtime.process.shutdown import ending_at_once
 
 SWITCH_INTERVAL_S = 0.001
 """Python hands the interpreter from one busy thread to another every 5 ms by default. The event loop gives it up at

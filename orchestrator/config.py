@@ -10,7 +10,7 @@ from orchestrator.algorithms.config import AlgorithmConfig, RlAlgorithmConfig, T
 from orchestrator.config_rules import check_engines, check_env, check_labels
 from orchestrator.curriculum.config import CurriculumConfig, NoCurriculumConfig
 from orchestrator.engines.config import EnginesConfig
-from runtime.config import Config, HealthConfig, ServiceConfig
+from runtime.config.config import Config, HealthConfig, ServiceConfig
 from transport.security.exposure import check_bind
 
 

@@ -9,7 +9,7 @@ import asyncio
 from loguru import logger
 
 from orchestrator.engines.protocol import Engine, EngineError
-from runtime.health import Health
+from runtime.health.health import Health
 
 WATCH_S = 1.0
 """Seconds between two questions."""

@@ -19,8 +19,7 @@ Exception
 └── WorkerLinkError             an environment worker said what makes no sense, or too much; it costs the worker
 """
 
-from runtime.errors import PeerLostError, ServiceError, UserError
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode, PeerLostError, ServiceError, UserError
 
 
 class InvariantError(ServiceError):

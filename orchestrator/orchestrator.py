@@ -59,9 +59,9 @@ from orchestrator.scheduler import EnvSlot, Scheduler
 from orchestrator.staleness_policy import make_lineup
 from orchestrator.state import STATE_NAME, describe_order, load_state, resume
 from runtime.errors import PeerLostError, StorageError, UserError
-from runtime.health import Fact, Health
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
+from runtime.health.health import Fact, Health
+from runtime.metrics.metric_log import MetricLog
+from runtime.run_dir.run_dir import RunDir
 from transport.errors import OutboxError, OutboxVersionError
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer

@@ -17,7 +17,7 @@ from loguru import logger
 
 from orchestrator.engines.protocol import Engine, EngineError
 from runtime.errors import PeerLostError, UserError
-from runtime.health import Health
+from runtime.health.health import Health
 from transport.outbox.progress import PublishedWeights
 from transport.server.server import BatchServer
 

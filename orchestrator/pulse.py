@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.lineup import Lineup
-from runtime.health import Fact, Health
+from runtime.health.health import Fact, Health
 from transport.server.peers import Peer
 from transport.server.server import BatchServer
 

@@ -16,7 +16,7 @@ from orchestrator.filters import ScoredGroup
 from orchestrator.ledger import failed_state, terminal_states
 from orchestrator.lineup import Cut
 from orchestrator.rollout import Branch, Failure, Rollout
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 
 
 def rollout_log_path(folder: Path, step: int) -> Path:

@@ -26,7 +26,7 @@ from orchestrator.groups import GroupKey, Ticket
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.seeds import retry_seed, rollout_seed
 from runtime.errors import ServiceError
-from runtime.health import Health
+from runtime.health.health import Health
 
 DEADLINE_GRACE_S = 5.0
 """Seconds that an adapter may overrun the timeout it was given before it is cut off."""

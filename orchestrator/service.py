@@ -25,18 +25,17 @@ from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.envs.workers.env import WorkerEnv, worker_facts
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from orchestrator.tokenizer import Tokenizer
-from runtime.atomic_write import atomic_write
-from runtime.config import resolved_json
+from runtime.base.files import atomic_write
+from runtime.config.config import resolved_json
 from runtime.errors import UserError
-from runtime.health import Health
-from runtime.health_server import HealthServer
-from runtime.logging import setup_logging
-from runtime.loop_lag import LoopLag
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
-from runtime.service_info import ServiceInfo
-from runtime.shutdown import Shutdown
-from runtime.watchdog import Watchdog
+from runtime.health.health import Health
+from runtime.health.server import HealthServer
+from runtime.metrics.metric_log import MetricLog
+from runtime.process.event_loop import LoopLag
+from runtime.process.logging import setup_logging
+from runtime.process.shutdown import Shutdown
+from runtime.process.watchdog import Watchdog
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from transport.errors import BindError, SecurityError
 from transport.security.keys import CurveKeys
 from transport.server.server import BatchServer

@@ -26,7 +26,7 @@ import msgspec
 
 from orchestrator.errors import StateMismatchError
 from orchestrator.examples import EnvShare
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 from transport.wire.ledger import CompletedPositions, PositionSpan
 
 STATE_NAME = "orchestrator.json"

@@ -1,30 +1,28 @@
 """`rl @ configs/.../rl.toml [--key value ...]`: all services of one machine; `rl doctor RUN`; `rl keys DIR`.
 
-Other packages bring further commands (`rl view RUN`, `rl report RUN`: `runtime/commands.py`).
+Other packages bring further commands (`rl view RUN`, `rl report RUN`: `find_command`).
 """
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import NoReturn
 
 from rich.console import Console
 
-from runtime.atomic_write import atomic_write
-from runtime.commands import find_command, nearest_command
-from runtime.config import parse_config, resolved_json
-from runtime.doctor import doctor
+from runtime.base.files import atomic_write, read_or_make_secret
+from runtime.config.config import parse_config, resolved_json
+from runtime.doctor.view import doctor
 from runtime.errors import UserError
-from runtime.launcher import Deadlines, Launch, Launcher, Outcome
-from runtime.progress_view import make_view
-from runtime.rl_config import RlConfig, compose, free_port
-from runtime.run_dir import RunDir
-from runtime.run_monitor import RunMonitor
-from runtime.run_summary import summarize
-from runtime.secret_file import read_or_make_secret
-from runtime.service import run_main
-from runtime.services import ServiceSpec, find_services
-from runtime.shutdown import Shutdown
+from runtime.launch.launcher import Deadlines, Launch, Launcher, LaunchOutcome
+from runtime.launch.progress_view import make_view, summarize
+from runtime.launch.rl_config import RlConfig, ServiceSpec, compose, find_services, free_port
+from runtime.launch.run_monitor import RunMonitor
+from runtime.process.service import run_main
+from runtime.process.shutdown import Shutdown
+from runtime.run_dir.run_dir import RunDir
 
 
 def main() -> NoReturn:
@@ -72,7 +70,9 @@ def launch(config: RlConfig, specs: Sequence[ServiceSpec], run_dir: RunDir, shut
         launcher = Launcher(launches, deadlines, run_dir=run_dir, monitor=monitor, view=view, shutdown=shutdown)
         outcome = launcher.run(prepare_command(config))
     print(
-        summarize(run_dir, monitor.poll()[-1], seconds=time.monotonic() - started, finished=outcome is Outcome.FINISHED)
+        summarize(
+            run_dir, monitor.poll()[-1], seconds=time.monotonic() - started, finished=outcome is LaunchOutcome.FINISHED
+        )
     )
     return 0
 
@@ -118,3 +118,25 @@ def ensure_token(config: RlConfig, run_dir: RunDir) -> None:
     if path != run_dir.admin_token and not path.exists():
         raise UserError(f"admin_token_file = {path} does not exist")
     read_or_make_secret(path)
+
+
+COMMAND_GROUP = "tandem.commands"
+OWN = ("doctor", "keys")
+"""Commands that `rl` has without other packages."""
+RlCommand = Callable[[Sequence[str]], int]
+"""Takes the arguments after its name, returns the exit code."""
+
+
+def find_command(name: str) -> RlCommand | None:
+    """The command of that name; `None` if no installed package brings one."""
+    found = entry_points(group=COMMAND_GROUP, name=name)
+    if not found:
+        return None
+    command: RlCommand = next(iter(found)).load()
+    return command
+
+
+def nearest_command(name: str) -> str | None:
+    """The command that `name` was probably meant to be, if one is like it."""
+    known = [*OWN, *(entry.name for entry in entry_points(group=COMMAND_GROUP))]
+    return next(iter(get_close_matches(name, known, n=1)), None)

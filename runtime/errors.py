@@ -1,4 +1,6 @@
-"""Errors that end a process.
+"""Errors that end a process, and the exit codes of all services.
+
+A supervisor can tell a user's mistake from a fault by them (docs/operations.md).
 
 ServiceError          ends the process with `exit_code` and one line
 ├── UserError         the user can mend it: exit code 2
@@ -8,7 +10,27 @@ ServiceError          ends the process with `exit_code` and one line
 └── ChildDiedError    a service that `rl` started died: its exit code
 """
 
-from runtime.exit_codes import ExitCode
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a process says with its exit status."""
+
+    OK = 0
+    FAILED = 1
+    """An error nobody foresaw: there is a traceback in the log."""
+    USAGE = 2
+    """The user's mistake (config, path, port, environment): one clear line, no traceback."""
+    STORAGE = 74
+    """The disk refused checkpoints or batches too often (EX_IOERR)."""
+    STALLED = 75
+    """Nothing moved for `stall_timeout_s`; stacks are in the log (EX_TEMPFAIL: try again)."""
+    PEER_LOST = 76
+    """A service this one cannot work without is gone."""
+    NON_FINITE = 77
+    """Loss or gradient were not finite too many steps in a row."""
+    NO_SIGNAL = 78
+    """The run cannot learn: no group of rollouts differs. The message has advice; a restart changes nothing."""
 
 
 class ServiceError(Exception):

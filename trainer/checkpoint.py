@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from loguru import logger
 
-from runtime.atomic_write import atomic_write, sync_directory
+from runtime.base.files import atomic_write, sync_directory
 from runtime.errors import StorageError
 from trainer.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
 from trainer.background_call import BackgroundCall

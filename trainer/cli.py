@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from runtime.config import load_config, parse_config
+from runtime.config.config import load_config, parse_config
 from runtime.errors import UserError
-from runtime.service import run_main
-from runtime.shutdown import ending_at_once
+from runtime.process.service import run_main
+from runtime.process.shutdown import ending_at_once
 from trainer.config import CheckLossConfig, ExportConfig, TrainerConfig
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from runtime.config import Config, HealthConfig, ServiceConfig
-from runtime.model_folder import sees_pictures
+from runtime.base.files import sees_images
+from runtime.config.config import Config, HealthConfig, ServiceConfig
 from trainer.critic.config import CriticConfig
 from trainer.losses.config import DppoLossConfig, LossConfig
 from transport.security.exposure import is_local, netloc
@@ -272,7 +272,7 @@ class TrainerConfig(ServiceConfig):
             raise ValueError("model.lora and critic exclude each other: a critic trains, and saves, whole models")
         if self.parallel.cp > 1 and self.critic is not None:
             raise ValueError("parallel.cp and critic exclude each other: the critic values whole rows")
-        if self.parallel.cp > 1 and sees_pictures(self.model.path):
+        if self.parallel.cp > 1 and sees_images(self.model.path):
             raise ValueError(
                 "parallel.cp cannot be used with a vision-language model: an image would be cut between ranks"
             )

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from runtime.errors import PeerLostError, StorageError, UserError
-from runtime.shutdown import Shutdown
+from runtime.process.shutdown import Shutdown
 from trainer.background_call import BackgroundCall
 from trainer.errors import RankMismatch
 

@@ -17,8 +17,7 @@ A UserError is the user's to mend: one line, exit code 2.
 
 from collections.abc import Sequence
 
-from runtime.errors import ServiceError, UserError
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode, ServiceError, UserError
 
 
 class TrainerError(Exception):

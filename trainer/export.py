@@ -13,7 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from torch import Tensor
 
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 from runtime.errors import UserError
 from trainer.adapter import read_adapter
 from trainer.adapter_export import merged_weights, write_peft_folder

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
 _INDEX = ".index.json"

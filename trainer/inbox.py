@@ -12,8 +12,8 @@ from typing import TypeVar
 from loguru import logger
 
 from runtime.errors import PeerLostError
-from runtime.health import Health
-from runtime.shutdown import Shutdown
+from runtime.health.health import Health
+from runtime.process.shutdown import Shutdown
 from trainer.batch_source import Batch, BatchSource, NoBatch
 from trainer.distributed import Ranks
 from trainer.errors import RankMismatch

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from loguru import logger
 
 from runtime.errors import PeerLostError, StorageError, UserError
-from runtime.health import Health
+from runtime.health.health import Health
 from trainer.batch_source import NoBatch
 from trainer.config import OrchestratorLinkConfig
 from trainer.distributed import Ranks

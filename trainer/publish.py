@@ -20,7 +20,7 @@ import msgspec
 from loguru import logger
 from torch import Tensor, nn
 
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 from runtime.errors import StorageError
 from trainer.distributed import Ranks
 from trainer.local_ranges import local_range, named_weights, spec_of

@@ -10,18 +10,16 @@ import xxhash
 from loguru import logger
 from prometheus_client import CollectorRegistry
 
-from runtime.atomic_write import atomic_write
-from runtime.config import resolved_json
-from runtime.errors import PeerLostError, UserError
-from runtime.exit_codes import ExitCode
-from runtime.health import Health
-from runtime.health_server import HealthServer
-from runtime.logging import setup_logging
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
-from runtime.service_info import ServiceInfo
-from runtime.shutdown import Shutdown
-from runtime.watchdog import Watchdog
+from runtime.base.files import atomic_write
+from runtime.config.config import resolved_json
+from runtime.errors import ExitCode, PeerLostError, UserError
+from runtime.health.health import Health
+from runtime.health.server import HealthServer
+from runtime.metrics.metric_log import MetricLog
+from runtime.process.logging import setup_logging
+from runtime.process.shutdown import Shutdown
+from runtime.process.watchdog import Watchdog
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from trainer.batch_source import BatchSource
 from trainer.checkpoint import Checkpoints, Origin
 from trainer.checkpoint_state import TrainState

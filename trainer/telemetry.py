@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from loguru import logger
 
-from runtime.health import Health
-from runtime.metrics import MetricLog
+from runtime.health.health import Health
+from runtime.metrics.metric_log import MetricLog
 from trainer.batch_source import Batch
 from trainer.progress import Progress
 from trainer.step import StepReport

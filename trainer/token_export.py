@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from loguru import logger
 
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 from trainer.config import TokenExportConfig
 from trainer.distributed import Ranks
 from trainer.plan import StepPlan

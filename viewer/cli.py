@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from runtime.secret_file import read_or_make_secret
+from runtime.base.files import read_or_make_secret
 from transport.security.exposure import is_local, netloc, reachable
 from viewer.errors import ViewerError, reading
-from viewer.run import Run
-from viewer.run_index import cache_folder
+from viewer.index.run import Run
+from viewer.index.run_index import cache_folder
 
 PORT = 8765
 MAX_RUNS = 2
@@ -28,7 +28,7 @@ def view(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         runs = [stack.enter_context(closing(open_run(path))) for path in _run_paths(arguments.runs)]
         if arguments.terminal:
-            from viewer.terminal import show
+            from viewer.views.terminal import show
 
             return show(runs[0], Console(highlight=False), arguments)
         asyncio.run(_serve(runs, arguments.host, arguments.port, token))
@@ -37,7 +37,7 @@ def view(argv: Sequence[str]) -> int:
 
 def report(argv: Sequence[str]) -> int:
     """Write one HTML file that opens offline; the exit code."""
-    from viewer.report import make_report
+    from viewer.views.report import make_report
 
     arguments = _report_parser().parse_args(argv)
     with ExitStack() as stack:
@@ -115,10 +115,7 @@ def _token(host: str, file: Path | None) -> str | None:
 
 
 async def _serve(runs: Sequence[Run], host: str, port: int, token: str | None) -> None:
-    from viewer.server import (
-        make_app,  # aiohttp: nothing else here needs it
-        serve,  # aiohttp: nothing else here needs it
-    )
+    from viewer.views.server import make_app, serve
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,7 +7,7 @@ from aiohttp import web
 from inference.engine import engine_facts
 from inference.server.errors_json import json_response
 from inference.server.state import STATE, ServerState
-from runtime.health import Status
+from runtime.health.health import Status
 
 
 async def health(request: web.Request) -> web.Response:

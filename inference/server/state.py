@@ -9,8 +9,8 @@ from inference.errors import Unavailable, UnknownModel
 from inference.requests import MAX_BODY_BYTES
 from inference.server.chat_tokenizer import ChatTokenizer
 from inference.server.metrics import ServerMetrics
-from runtime.health import Fact, Health
-from runtime.metrics import MetricLog
+from runtime.health.health import Fact, Health
+from runtime.metrics.metric_log import MetricLog
 
 if TYPE_CHECKING:
     from inference.torch_engine.engine import TorchEngine

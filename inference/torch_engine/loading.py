@@ -19,8 +19,8 @@ from inference.torch_engine.prefill_plan import pad_right
 from inference.torch_engine.slot_model import SlotModel
 from inference.torch_engine.vision import VISION_MODELS, has_vision
 from inference.torch_engine.vision_probe import own_logits, picture_probe, slot_logits
+from runtime.base.files import sees_images
 from runtime.errors import UserError
-from runtime.model_folder import sees_pictures
 
 _PROBE_LENGTH = 12
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
@@ -42,7 +42,7 @@ def load_slot_model(config: ModelConfig, num_slots: int, max_length: int) -> Slo
 
 def _load(config: ModelConfig) -> PreTrainedModel:
     """A model that sees is not a causal LM to transformers."""
-    kind = AutoModelForImageTextToText if sees_pictures(config.path) else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if sees_images(config.path) else AutoModelForCausalLM
     return kind.from_pretrained(
         config.path, dtype=getattr(torch, config.dtype), attn_implementation="eager", local_files_only=True
     )

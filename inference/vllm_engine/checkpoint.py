@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from inference.torch_engine.weights import dtype_name, tensor_hash
+from runtime.base.files import sees_images
 from runtime.errors import UserError
-from runtime.model_folder import sees_pictures
 from transport.wire.weights import weights_digest
 
 _TIED_HEAD = "lm_head.weight"
@@ -38,7 +38,7 @@ def checkpoint_digest(folder: Path, dtype: torch.dtype) -> str:
 
 def _renaming(folder: Path) -> Callable[[str], str]:
     """What transformers does with the names of tensors when it loads this model."""
-    if not sees_pictures(folder):
+    if not sees_images(folder):
         return lambda name: name
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))

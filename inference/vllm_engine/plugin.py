@@ -15,7 +15,7 @@ from inference.requests import max_body_bytes
 from inference.torch_engine.vision import VISION_MODEL_TYPES, image_limits
 from inference.vllm_engine.checkpoint import checkpoint_digest
 from inference.vllm_engine.settings import PLUGIN_NAME, config_from_environment, staging_timeout_s
-from runtime.secret_file import read_or_make_secret
+from runtime.base.files import read_or_make_secret
 from transport.wire.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH, ServedWeights
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from types import TracebackType
 
 import msgspec
 
-from runtime.child import Child
-from runtime.http_answer import http_answer
+from runtime.health.health import http_answer
+from runtime.process.child import Child
 
 HEALTH_TIMEOUT_S = 5.0
 

@@ -24,12 +24,10 @@ from inference.config import InferenceConfig
 from inference.vllm_engine.command import vllm_command, vllm_environment
 from inference.vllm_engine.server_process import Condition, VllmServer
 from runtime.errors import ServiceError, UserError
-from runtime.guardian import Guardian
-from runtime.health import Health
-from runtime.launch_cookie import VARIABLE
-from runtime.run_dir import RunDir
-from runtime.service_info import ServiceInfo
-from runtime.shutdown import Shutdown
+from runtime.health.health import Health
+from runtime.process.guardian import COOKIE_VARIABLE, Guardian
+from runtime.process.shutdown import Shutdown
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from transport.security.exposure import family_of, netloc, reachable
 
 SERVICE = "inference"
@@ -135,10 +133,10 @@ class VllmSupervisor:
 
     def _guardian(self) -> AbstractContextManager[object]:
         """Ends vLLM should this process be killed. Below `rl`, its guardian does, by the cookie all of us carry."""
-        if VARIABLE in os.environ:
+        if COOKIE_VARIABLE in os.environ:
             return nullcontext()
-        self._environment[VARIABLE] = secrets.token_hex(16)
-        return Guardian(self._environment[VARIABLE], self._config.server.grace_s)
+        self._environment[COOKIE_VARIABLE] = secrets.token_hex(16)
+        return Guardian(self._environment[COOKIE_VARIABLE], self._config.server.grace_s)
 
 
 def reserve(host: str, port: int) -> socket.socket:

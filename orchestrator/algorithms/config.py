@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from orchestrator.engines.config import OpenAIConfig
-from runtime.config import Config
+from runtime.config.config import Config
 
 
 class AlgorithmConfigBase(Config):

@@ -10,8 +10,8 @@ from orchestrator.engines.openai import OpenAIModel
 from orchestrator.engines.protocol import Engine
 from orchestrator.engines.sglang_client import SglangClient
 from orchestrator.tokenizer import Tokenizer
+from runtime.base.files import read_or_make_secret
 from runtime.errors import UserError
-from runtime.secret_file import read_or_make_secret
 
 if TYPE_CHECKING:
     from orchestrator.eval.command_config import EvalCommandConfig

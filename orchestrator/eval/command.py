@@ -21,10 +21,9 @@ from orchestrator.eval.command_config import EvalCommandConfig
 from orchestrator.eval.playing import Envs, Outcomes, play, unplayed
 from orchestrator.eval.report import RESULT_NAME, EvalReport, report_table, save_report
 from orchestrator.tokenizer import Tokenizer
-from runtime.config import parse_config, resolved_json
-from runtime.errors import PeerLostError, StorageError
-from runtime.exit_codes import ExitCode
-from runtime.logging import setup_logging
+from runtime.config.config import parse_config, resolved_json
+from runtime.errors import ExitCode, PeerLostError, StorageError
+from runtime.process.logging import setup_logging
 
 TABLE_WIDTH = 160
 """Columns of the table where the output is no terminal."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from orchestrator.config import EvalEnvConfig, ModelConfig
 from orchestrator.config_rules import check_labels
 from orchestrator.engines.config import EnginesConfig
-from runtime.config import Config, LogConfig
+from runtime.config.config import Config, LogConfig
 
 
 class EvalEnginesConfig(EnginesConfig):

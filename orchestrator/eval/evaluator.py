@@ -23,7 +23,7 @@ from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.eval.playing import Outcomes, play, unplayed
 from orchestrator.eval.schedule import due_version, last_evaluated, save_result
 from orchestrator.eval.stats import eval_metrics
-from runtime.health import Health
+from runtime.health.health import Health
 
 Log = Callable[[int, Mapping[str, float]], None]
 LOOP = "evaluator"

@@ -14,7 +14,7 @@ from orchestrator.eval.playing import Outcomes
 from orchestrator.eval.stats import eval_metrics
 from orchestrator.rollout import Failure, Rollout, commonest_failure
 from orchestrator.rollout_log import failure_row, rollout_row
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 
 RESULT_NAME = "eval.json"
 ROLLOUTS_NAME = "rollouts.jsonl"

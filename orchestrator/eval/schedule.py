@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 
 _NAME = re.compile(r"eval-v(\d{8})\.json")
 

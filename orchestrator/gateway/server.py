@@ -18,7 +18,7 @@ from orchestrator.chat_template import ChatTemplateError
 from orchestrator.engines.protocol import EngineError
 from orchestrator.gateway.session import AnySession, Completion
 from orchestrator.images.errors import ImageError
-from runtime.http_listener import listening
+from runtime.process.http_listener import listening
 
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY_BYTES = 64 * 2**20

@@ -7,10 +7,9 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from orchestrator.eval.command_config import EvalCommandConfig
-from runtime.config import Config, parse_config
-from runtime.config_keys import Key, config_keys
-from runtime.rl_config import SHARED_KEYS, RlConfig, compose
-from runtime.services import find_services
+from runtime.config.config import Config, parse_config
+from runtime.config.keys import Key, config_keys
+from runtime.launch.rl_config import SHARED_KEYS, RlConfig, compose, find_services
 from tests.architecture.sources import PACKAGES, ROOT, nodes
 
 FILES = sorted((ROOT / "configs").rglob("*.toml"))

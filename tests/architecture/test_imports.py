@@ -30,7 +30,7 @@ PROGRAMS = {
     "inference.service": ("import {module}", HEAVY | SERVICES - {"inference"}),
     "runtime.cli --help": (HELP, HEAVY),
     "viewer.cli": ("import {module}", HEAVY | SERVICES),
-    "viewer.server": ("import {module}", HEAVY | SERVICES),
+    "viewer.views.server": ("import {module}", HEAVY | SERVICES),
     "transport": (ALL_OF_TRANSPORT, HEAVY | SERVICES | {"runtime", "viewer", "verifiers"}),
 }
 """What a fresh process does, and what it must not have loaded then."""

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.viewer.generated_run import Shape, make_run
-from viewer.run import Run
-from viewer.server import make_app, serve
+from viewer.index.run import Run
+from viewer.views.server import make_app, serve
 
 DEADLINE_MS = 60_000
 HOSTILE = (

@@ -6,8 +6,8 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Watched
-from viewer.report import make_report
-from viewer.run import Run
+from viewer.index.run import Run
+from viewer.views.report import make_report
 
 
 def write_report(out: Path, *paths: Path) -> str:

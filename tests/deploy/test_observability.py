@@ -7,8 +7,8 @@ import yaml
 from prometheus_client import generate_latest
 
 from inference.server.metrics import ServerMetrics
-from runtime.health import Health
-from runtime.health_gauges import HealthGauges
+from runtime.health.health import Health
+from runtime.health.server import HealthGauges
 from tests.deploy.commands import ROOT
 from tests.deploy.test_compose import OURS, config_of
 

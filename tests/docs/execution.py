@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 import tiny_models.cli
-from runtime.config import parse_config
+from runtime.config.config import parse_config
 from tests.cli.console import Words, resolve, run
 from tests.docs.pages import ROOT
 from tests.docs.workspace import RUN, environment

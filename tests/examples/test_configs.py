@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from colour_puzzle import COLOUR, COLOURS
-from runtime.config import load_config, parse_config
-from runtime.rl_config import RlConfig, compose
-from runtime.services import find_services
+from runtime.config.config import load_config, parse_config
+from runtime.launch.rl_config import RlConfig, compose, find_services
 from text_puzzle import PUZZLES
 from tiny_models.cli import main as make_tiny_model
 

@@ -19,7 +19,7 @@ from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import eos_token_ids, load_slot_model
 from inference.torch_engine.start import load_tokenizer
 from inference.torch_engine.weight_intake import WeightIntake
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.support.models import VOCAB_SIZE, make_model, save_model
 
 ADMIN = {"Authorization": "Bearer secret"}

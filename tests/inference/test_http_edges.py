@@ -16,7 +16,7 @@ from inference.server.errors_json import error_response
 from inference.server.state import STATE
 from inference.torch_engine.engine import TorchEngine
 from runtime.errors import UserError
-from runtime.http_listener import listening
+from runtime.process.http_listener import listening
 
 
 async def ok(request: web.Request) -> web.Response:

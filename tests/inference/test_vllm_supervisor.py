@@ -19,9 +19,9 @@ from inference.config import InferenceConfig
 from inference.vllm_engine.server_process import Condition, VllmServer
 from inference.vllm_engine.supervisor import VllmSupervisor, reserve
 from runtime.errors import ServiceError, UserError
-from runtime.health import Health, Status
-from runtime.run_dir import RunDir
-from runtime.shutdown import Shutdown
+from runtime.health.health import Health, Status
+from runtime.process.shutdown import Shutdown
+from runtime.run_dir.run_dir import RunDir
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ from tests.deploy.test_observability import OF_A_STEP, used_metrics
 from tests.docs.workspace import NUM_STEPS, OUTPUT, RUN
 from tests.integration.circle import ROOT, Finished, environment, run_rl
 from tests.support.process import Process
-from viewer.answers import answer
-from viewer.run import Run
+from viewer.answers.answers import answer
+from viewer.index.run import Run
 
 pytestmark = pytest.mark.integration
 

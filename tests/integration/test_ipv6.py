@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from aiohttp import ClientSession, web
 
-from runtime.health import Health
-from runtime.health_server import HealthServer
-from runtime.http_answer import ask_health
-from runtime.http_listener import listening
+from runtime.health.health import Health, ask_health
+from runtime.health.server import HealthServer
+from runtime.process.http_listener import listening
 from tests.ipv6 import needs_ipv6
 from tests.transport.weight_ranks import make_offer
 from trainer.weight_channel import advertised

@@ -16,17 +16,16 @@ from prometheus_client import CollectorRegistry
 from pydantic import Field
 
 from runtime import cli
-from runtime.config import Config, HealthConfig, ServiceConfig, load_config
+from runtime.config.config import Config, HealthConfig, ServiceConfig, load_config
 from runtime.errors import PeerLostError, UserError
-from runtime.health import Health
-from runtime.health_server import HealthServer
-from runtime.logging import setup_logging
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
-from runtime.service import run_main
-from runtime.service_info import ServiceInfo
-from runtime.services import ServiceSpec
-from runtime.shutdown import Shutdown
+from runtime.health.health import Health
+from runtime.health.server import HealthServer
+from runtime.launch.rl_config import ServiceSpec
+from runtime.metrics.metric_log import MetricLog
+from runtime.process.logging import setup_logging
+from runtime.process.service import run_main
+from runtime.process.shutdown import Shutdown
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
 
 MODULE = "tests.runtime.stand_in"
 SLEEPER = "import time; time.sleep(600)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 
 # Writes ever longer files under one name until it is killed.
 WRITER = """

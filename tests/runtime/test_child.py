@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.child import KILL_TIMEOUT_S, MAX_LINE_BYTES, TAIL_LINES, Child
-from runtime.guardian import Guardian
-from runtime.launch_cookie import VARIABLE, marked_processes
+from runtime.process.child import KILL_TIMEOUT_S, MAX_LINE_BYTES, TAIL_LINES, Child
+from runtime.process.guardian import COOKIE_VARIABLE, Guardian, marked_processes
 from tests.support.waiting import until
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
@@ -138,7 +137,7 @@ def test_guardian_ends_what_carries_the_cookie(program: str) -> None:
     cookie = os.urandom(16).hex()
     with Guardian(cookie, grace_s=0.5):
         marked = subprocess.Popen(
-            [sys.executable, "-c", program], env=os.environ | {VARIABLE: cookie}, stdout=subprocess.PIPE
+            [sys.executable, "-c", program], env=os.environ | {COOKIE_VARIABLE: cookie}, stdout=subprocess.PIPE
         )
         assert marked.stdout is not None
         with marked.stdout as output:

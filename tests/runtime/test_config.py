@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from runtime.config import Config, ServiceConfig, load_config, parse_config, resolved_json
-from runtime.config_errors import nearest_key
-from runtime.config_keys import config_keys, key_of
+from runtime.config.config import Config, ServiceConfig, load_config, parse_config, resolved_json
+from runtime.config.keys import config_keys, key_of
+from runtime.config.validation_errors import nearest_key
 from runtime.errors import UserError
 
 

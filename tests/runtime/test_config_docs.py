@@ -6,11 +6,10 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from runtime.config import Config, parse_config
-from runtime.config_help import config_help
-from runtime.config_keys import config_keys
-from runtime.config_reference import config_reference, default_text, type_name
-from runtime.rl_config import RlConfig
+from runtime.config.config import Config, parse_config
+from runtime.config.help import config_help, config_reference, default_text, type_name
+from runtime.config.keys import config_keys
+from runtime.launch.rl_config import RlConfig
 
 
 class Inner(Config):

@@ -14,14 +14,13 @@ import pytest
 from rich.console import Console
 
 from runtime.cli import run
-from runtime.doctor_diagnosis import Condition, diagnose
-from runtime.doctor_evidence import Evidence, Life, ServiceEvidence, find_life, gather_evidence
-from runtime.doctor_view import as_json, render
+from runtime.doctor.diagnosis import Condition, diagnose
+from runtime.doctor.evidence import Evidence, Life, ServiceEvidence, find_life, gather_evidence
+from runtime.doctor.view import as_json, render
 from runtime.errors import StorageError, UserError
-from runtime.http_answer import ask_health
-from runtime.run_dir import RunDir
-from runtime.service_info import ServiceInfo
-from runtime.service_lock import Holder, describe_end, read_holder
+from runtime.health.health import ask_health
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
+from runtime.run_dir.service_lock import Holder, describe_end, read_holder
 from tests.support.waiting import until
 
 # A service that says what it waits for, until it is killed; with a third argument it ends at once, by an error.

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from runtime.doctor_diagnosis import Condition, diagnose, find_condition, find_waits
-from runtime.doctor_evidence import Evidence, Life, ServiceEvidence
+from runtime.doctor.diagnosis import Condition, diagnose, find_condition, find_waits
+from runtime.doctor.evidence import Evidence, Life, ServiceEvidence
 
 
 def service(name: str, waiting_for: str = "", *, life: Life = Life.RUNNING, **fields: Any) -> ServiceEvidence:

@@ -11,9 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from runtime.errors import UserError
-from runtime.health import Health, Status
-from runtime.health_server import HealthServer
-from runtime.http_answer import ask_health
+from runtime.health.health import Health, Status, ask_health
+from runtime.health.server import HealthServer
 
 
 class Clock:

@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from runtime.health import Health
-from runtime.health_gauges import HealthGauges
+from runtime.health.health import Health
+from runtime.health.server import HealthGauges
 
 
 def page(health: Health, registry: CollectorRegistry) -> str:

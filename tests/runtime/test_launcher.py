@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch_cookie import VARIABLE, end_marked, marked_processes
-from runtime.launcher import describe_exit
-from runtime.metrics import read_metrics
-from runtime.run_dir import RunDir
-from runtime.service_info import ServiceInfo
+from runtime.launch.launcher import describe_exit
+from runtime.metrics.metric_log import read_metrics
+from runtime.process.guardian import COOKIE_VARIABLE, end_marked, marked_processes
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from tests.runtime.stand_in import MODULE, SLEEPER
 from tests.support.process import Process
 from tests.support.waiting import until
@@ -262,8 +261,8 @@ def test_exit_codes_in_words(code: int, text: str) -> None:
 
 def test_only_marked_processes_are_ended() -> None:
     cookie = uuid.uuid4().hex
-    marked = subprocess.Popen([sys.executable, "-c", SLEEPER], env=os.environ | {VARIABLE: cookie})
-    other = subprocess.Popen([sys.executable, "-c", SLEEPER], env=os.environ | {VARIABLE: cookie + "x"})
+    marked = subprocess.Popen([sys.executable, "-c", SLEEPER], env=os.environ | {COOKIE_VARIABLE: cookie})
+    other = subprocess.Popen([sys.executable, "-c", SLEEPER], env=os.environ | {COOKIE_VARIABLE: cookie + "x"})
     try:
         until(lambda: marked_processes(cookie) == [marked.pid])
         assert end_marked(cookie, grace_s=5) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.log_file import LogFile
+from runtime.process.logging import LogFile
 
 PROGRAM = """
 import logging, sys, warnings

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from runtime.config import MetricsConfig
-from runtime.metric_sinks import JsonlSink, TensorBoardSink
-from runtime.metric_tail import MetricTail
-from runtime.metrics import MetricLog, read_metrics
-from runtime.run_dir import RunDir
+from runtime.config.config import MetricsConfig
+from runtime.metrics.metric_log import MetricLog, read_metrics
+from runtime.metrics.progress import MetricTail
+from runtime.metrics.sinks import JsonlSink, TensorBoardSink
+from runtime.run_dir.run_dir import RunDir
 
 
 @pytest.fixture

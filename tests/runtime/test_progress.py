@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runtime.config import MetricsConfig
-from runtime.health import Health
-from runtime.health_server import HealthServer
-from runtime.metrics import MetricLog
-from runtime.progress import Progress, advance, plain_line, reward_change, sparkline
-from runtime.progress_view import LiveView, PlainView, make_view
-from runtime.run_dir import RunDir
-from runtime.run_monitor import RunMonitor
-from runtime.run_summary import command, newest_checkpoint, summarize
-from runtime.service_info import ServiceInfo
+from runtime.config.config import MetricsConfig
+from runtime.health.health import Health
+from runtime.health.server import HealthServer
+from runtime.launch.progress_view import LiveView, PlainView, command, make_view, newest_checkpoint, summarize
+from runtime.launch.run_monitor import RunMonitor
+from runtime.metrics.metric_log import MetricLog
+from runtime.metrics.progress import RunProgress, advance, plain_line, reward_change, sparkline
+from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from tests.support.waiting import until
 
-EMPTY = Progress(main_service="trainer", max_steps=10)
+EMPTY = RunProgress(main_service="trainer", max_steps=10)
 
 
 @pytest.fixture

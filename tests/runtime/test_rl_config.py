@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import ensure_token, plan_launch, prepare_command, run, write_configs
-from runtime.config import Config, RunConfig, ServiceConfig, load_config, parse_config
-from runtime.config_tree import get_value, merge, set_value
+from runtime.config.config import Config, RunConfig, ServiceConfig, load_config, parse_config
+from runtime.config.keys import get_value, merge, set_value
 from runtime.errors import UserError
-from runtime.rl_config import RlConfig, compose, default_token_file
-from runtime.run_dir import RunDir
-from runtime.services import ServiceSpec, find_services, in_start_order
+from runtime.launch.rl_config import RlConfig, ServiceSpec, compose, default_token_file, find_services, in_start_order
+from runtime.run_dir.run_dir import RunDir
 
 FILE = """
 max_steps = 7

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import UserError
-from runtime.run_dir import FOLDERS, RunDir
-from runtime.service_info import ServiceInfo
-from runtime.service_lock import read_holder
+from runtime.run_dir.run_dir import FOLDERS, RunDir, ServiceInfo
+from runtime.run_dir.service_lock import read_holder
 
 # Holds the lock of a service until it is killed.
 HOLDER = """

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.run_dir import RunDir
-from runtime.run_positions import TAIL_BYTES, read_positions, read_tail
+from runtime.doctor.evidence import TAIL_BYTES, read_positions, read_tail
+from runtime.run_dir.run_dir import RunDir
 
 
 @pytest.fixture

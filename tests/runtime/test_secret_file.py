@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.base.files import read_or_make_secret
 from runtime.errors import UserError
-from runtime.secret_file import read_or_make_secret
 
 
 def test_missing_file_is_made_for_the_owner_only(tmp_path: Path) -> None:

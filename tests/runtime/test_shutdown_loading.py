@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from runtime.shutdown import ending_at_once
+from runtime.process.shutdown import ending_at_once
 
 LOADS = """
 import sys, time

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.health import Health
-from runtime.loop_blame import blamed
-from runtime.loop_lag import MIN_PROBES, TICK_S, LoopLag
-from runtime.service_lock import read_holder
-from runtime.watchdog import Watchdog
+from runtime.health.health import Health
+from runtime.process.event_loop import MIN_PROBES, TICK_S, LoopLag, blamed
+from runtime.process.watchdog import Watchdog
+from runtime.run_dir.service_lock import read_holder
 
 HANGS = """
 import sys, threading, time
@@ -52,8 +51,8 @@ from runtime.run_dir import RunDir
 from runtime.watchdog import Watchdog
 import runtime.watchdog
 
-runtime.watchdog.BLOCKED_DUMP_S = 0.0  # the warning of a blocked loop must not keep the watchdog either
-runtime.watchdog.TELL_TIMEOUT_S = 2.0
+runtime.process.watchdog.BLOCKED_DUMP_S = 0.0  # the warning of a blocked loop must not keep the watchdog either
+runtime.process.watchdog.TELL_TIMEOUT_S = 2.0
 run_dir = RunDir(Path(sys.argv[1])).create()
 setup_logging("trainer", LogConfig(), run_dir)
 health = Health("trainer", stall_timeout_s=1.0)
@@ -70,7 +69,7 @@ from runtime.health import Health
 from runtime.loop_lag import LoopLag
 from runtime.watchdog import Watchdog
 
-runtime.watchdog.BLOCKED_DUMP_S = 0.2
+runtime.process.watchdog.BLOCKED_DUMP_S = 0.2
 
 def environment_that_blocks():
     time.sleep(1.0)
@@ -95,7 +94,7 @@ from runtime.health import Health
 from runtime.loop_lag import LoopLag
 from runtime.watchdog import Watchdog
 
-runtime.watchdog.BLOCKED_DUMP_S = 0.2
+runtime.process.watchdog.BLOCKED_DUMP_S = 0.2
 
 def environment_that_never_returns():
     threading.Event().wait()

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from runtime.service import Main, run_main
+from runtime.process.service import Main, run_main
 
 CLONE_NEWNET = 0x40000000
 PRELOADED = {

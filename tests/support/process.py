@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.health import Fact
-from runtime.http_answer import ask_health
-from runtime.run_dir import RunDir
+from runtime.health.health import Fact, ask_health
+from runtime.run_dir.run_dir import RunDir
 from tests.support.nursery import ROOT, Child, nursery, start_cold
 from tests.support.waiting import Condition, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.viewer.generated_run import make_run
-from viewer.run import Run
+from viewer.index.run import Run
 
 
 @pytest.fixture(scope="session")

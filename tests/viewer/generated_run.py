@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from runtime.run_dir import RunDir
+from runtime.run_dir.run_dir import RunDir
 
 ANSWER = "the answer is <b>"
 NUM_PROMPT = 6

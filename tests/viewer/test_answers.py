@@ -9,15 +9,13 @@ import pytest
 
 from tests.viewer.generated_run import Shape, byte_tokenizer, lines, make_run
 from transport.wire.ledger import Dispatched, Record, Settled
-from viewer.answers import ANSWERS, answer
-from viewer.conversation import Said, conversation
-from viewer.curves import MAX_POINTS, charts
+from viewer.answers.answers import ANSWERS, answer
+from viewer.answers.curves import MAX_POINTS, charts
+from viewer.answers.groups import MAX_CHARS, Said, conversation
+from viewer.answers.overview import count_fates
+from viewer.answers.sequences import push
 from viewer.errors import NotRecorded, ViewerError
-from viewer.fates import count_fates
-from viewer.groups import MAX_CHARS
-from viewer.run import Run
-from viewer.sequences import push
-from viewer.token_text import PART_OF_CHARACTER, TokenText
+from viewer.index.run import PART_OF_CHARACTER, Run, TokenText
 
 
 def groups_of(run: Run, **params: str) -> list[dict]:

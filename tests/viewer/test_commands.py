@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from runtime.cli import find_command
 from runtime.cli import run as rl
-from runtime.commands import find_command
 from runtime.errors import UserError
 from tests.viewer.generated_run import Shape, make_run
 from viewer.cli import open_run, report, view
-from viewer.run import Run
-from viewer.terminal import plain, show
+from viewer.index.run import Run
+from viewer.views.terminal import plain, show
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from runtime.cli import run; sys.exit(run(sys.argv[1:]))"

@@ -1,8 +1,8 @@
 """The fields that the viewer reads are those that the services write."""
 
 from trainer.token_record import TokenRecord
-from viewer.records import TokenHead
-from viewer.sequences import FLAGS, GIVEN, NAMES, NUMBERS, PLACE
+from viewer.answers.sequences import FLAGS, GIVEN, NAMES, NUMBERS, PLACE
+from viewer.index.records import TokenHead
 
 
 def test_token_records_have_every_field_that_is_read() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.viewer.generated_run import Shape, make_run
-from viewer.assets import assets, bundle
-from viewer.report import document, escape_script, make_report
-from viewer.run import Run
+from viewer.index.run import Run
+from viewer.views.assets import assets, bundle
+from viewer.views.report import document, escape_script, make_report
 
 HOSTILE = "</script><script>window.hacked = 1</script><!--<img src=x onerror=alert(1)>&amp;\u2028"
 NAME = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) ([A-Za-z_]\w*)", re.MULTILINE)

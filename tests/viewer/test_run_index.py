@@ -4,9 +4,9 @@ import json
 from contextlib import closing
 from pathlib import Path
 
-from runtime.run_dir import RunDir
+from runtime.run_dir.run_dir import RunDir
 from tests.viewer.generated_run import Shape, group_rows, lines, make_run
-from viewer.run_index import RunIndex
+from viewer.index.run_index import RunIndex
 
 
 def count(index: RunIndex, table: str) -> int:

@@ -7,10 +7,9 @@ import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestClient, TestServer
 
-from viewer.access import COOKIE
-from viewer.assets import assets
-from viewer.run import Run
-from viewer.server import make_app, serve
+from viewer.index.run import Run
+from viewer.views.assets import assets
+from viewer.views.server import COOKIE, make_app, serve
 
 
 @pytest_asyncio.fixture

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from runtime.config import Config
+from runtime.config.config import Config
 
 
 class CriticConfig(Config):

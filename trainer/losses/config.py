@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from runtime.config import Config
+from runtime.config.config import Config
 
 
 class DppoLossConfig(Config):

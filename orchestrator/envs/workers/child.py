@@ -47,7 +47,7 @@ from orchestrator.rollout import Failure, FailureReason
 from orchestrator.scheduler import call_adapter
 from orchestrator.tokenizer import Tokenizer
 from runtime.errors import ServiceError
-from runtime.logging import start_logging
+from runtime.process.logging import start_logging
 
 LoadAdapter = Callable[[EnvConfig, Model, Tokenizer | None], EnvAdapter]
 LOAD_TIMEOUT_S = 60.0

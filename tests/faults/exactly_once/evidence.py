@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from runtime.metrics import read_metrics
+from runtime.metrics.metric_log import read_metrics
 from tests.faults.exactly_once.signs import read_progress, steps_of
 from transport.wire.ledger import Tally, tally
 

@@ -17,9 +17,9 @@ WALL_CLOCK = {
 }
 
 DATED = {
-    "runtime/metrics.py": "rows of metrics",
-    "runtime/metric_sinks.py": "names and heads of TensorBoard files",
-    "runtime/run_monitor.py": "rows from before the start of `rl` are shown as history",
+    "runtime/metrics/metric_log.py": "rows of metrics",
+    "runtime/metrics/sinks.py": "names and heads of TensorBoard files",
+    "runtime/launch/run_monitor.py": "rows from before the start of `rl` are shown as history",
     "orchestrator/gateway/server.py": "`created` of an OpenAI reply",
     "orchestrator/chat_template.py": "`strftime_now` of chat templates",
     "inference/server/chat_route.py": "`created` of an OpenAI reply",

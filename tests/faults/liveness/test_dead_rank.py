@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.service_lock import read_holder
+from runtime.run_dir.service_lock import read_holder
 from tests.faults.liveness.run import port_of, toy_config, toy_orchestrator, trainer_flags
 from tests.support.process import service
 

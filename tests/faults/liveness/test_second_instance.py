@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UserError
-from runtime.exit_codes import ExitCode
-from runtime.run_dir import RunDir
+from runtime.errors import ExitCode, UserError
+from runtime.run_dir.run_dir import RunDir
 from tests.faults.liveness.run import RUN, toy_config, trainer_flags
 from tests.orchestrator.core.toys import write_config
 from tests.support.process import Service, service

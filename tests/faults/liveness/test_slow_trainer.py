@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.metrics import read_metrics
+from runtime.metrics.metric_log import read_metrics
 from tests.faults.liveness.run import RUN, toy_config, toy_orchestrator
 from tests.support.process import service
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.exit_codes import ExitCode
-from runtime.run_dir import RunDir
+from runtime.errors import ExitCode
+from runtime.run_dir.run_dir import RunDir
 from tests.faults.liveness.run import RUN, toy_config, toy_orchestrator, trainer_flags
 from tests.support.process import Service, service
 

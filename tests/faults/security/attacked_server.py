@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from runtime.logging import start_logging
+from runtime.process.logging import start_logging
 from tests.transport.samples import make_batch
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer

@@ -8,8 +8,8 @@ import pytest
 
 from inference.config import InferenceConfig
 from orchestrator.config import BatchServerConfig
-from runtime.config import HealthConfig, resolved_json
-from runtime.exit_codes import ExitCode
+from runtime.config.config import HealthConfig, resolved_json
+from runtime.errors import ExitCode
 from tests.faults.security.guarded_run import SERVICE
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.process import process

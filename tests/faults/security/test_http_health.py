@@ -10,8 +10,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from runtime.health import Health
-from runtime.health_server import HealthServer
+from runtime.health.health import Health
+from runtime.health.server import HealthServer
 from tests.support.waiting import until
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import run
-from runtime.errors import UserError
-from runtime.exit_codes import ExitCode
-from runtime.rl_config import compose
-from runtime.services import find_services
+from runtime.errors import ExitCode, UserError
+from runtime.launch.rl_config import compose, find_services
 from transport.security.keys import CurveKeys
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cli import run as rl
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.faults.security.guarded_run import SERVICE
 from tests.orchestrator.core.toys import free_endpoint, make_config, write_config
 from tests.support.process import Process, process

@@ -5,7 +5,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from runtime.run_dir import RunDir
+from runtime.run_dir.run_dir import RunDir
 from tests.support.process import Process, free_port
 
 

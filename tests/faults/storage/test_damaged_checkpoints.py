@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.faults.storage.services import Services
 from tests.faults.storage.small_disk import SmallDisk
 from tests.faults.storage.whole_files import check_whole, valid_checkpoints

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.engines.http import HttpEngine
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.announcements import Announcements
 from tests.faults.storage.engines import EngineProcess

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.faults.exactly_once.evidence import Result, check_ledger, result_of
 from tests.faults.exactly_once.fixed_run import FixedRun
 from tests.faults.exactly_once.signs import steps_of

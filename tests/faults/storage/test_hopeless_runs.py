@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.services import TIMEOUT_S, Services
 from tests.faults.storage.whole_files import valid_checkpoints

@@ -17,7 +17,7 @@ import torch
 from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
 from orchestrator.policy import Policy
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.faults.storage.announcements import Announcements
 from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.save_kills import lines

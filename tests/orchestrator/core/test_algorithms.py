@@ -24,7 +24,7 @@ from orchestrator.groups import FinalGroup
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.rollout import Branch, Rollout
 from runtime.errors import PeerLostError, find_service_error
-from runtime.metrics import read_metrics
+from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import make_group, make_rollout, make_ticket
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator, run_toy
 from tests.orchestrator.edge.engine_server import EngineServer, serving

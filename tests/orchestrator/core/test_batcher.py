@@ -15,7 +15,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.lineup import Cut, Lineup
 from orchestrator.rollout_log import RolloutLog
 from runtime.errors import StorageError
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.orchestrator.core.builders import make_group, make_ticket
 from tests.support.waiting import until_async
 from transport.errors import OutboxError

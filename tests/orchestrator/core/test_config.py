@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from orchestrator.algorithms.token_weights import TokenWeights
 from orchestrator.config import OrchestratorConfig
 from orchestrator.group_rule import group_rules
-from runtime.config import resolved_json
+from runtime.config.config import resolved_json
 from tests.orchestrator.core.toys import make_config
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -12,7 +12,7 @@ from orchestrator.failure_guard import MIN_GROUPS, FailureGuard
 from orchestrator.filters import ScoredGroup, score
 from orchestrator.group_rule import GroupRule
 from orchestrator.rollout import Failure, FailureReason
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.orchestrator.core.builders import ENV_ERROR, make_group
 
 PARTIAL = GroupRule(make_advantage(GrpoAdvantageConfig()))

@@ -13,7 +13,7 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.seeds import rollout_seed
-from runtime.metrics import read_metrics
+from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy
 from tests.support.fakes import FakeTrainer

@@ -14,9 +14,8 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import FailureRateError, StateColumnError
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.rollout import Failure, FailureReason
-from runtime.errors import UserError, find_service_error
-from runtime.exit_codes import ExitCode
-from runtime.metrics import read_metrics
+from runtime.errors import ExitCode, UserError, find_service_error
+from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.toys import DEADLINE_S, ToyEnv, make_config, make_engine, run_orchestrator, run_toy
 from tests.support.fakes import FakeTrainer, training
 from transport.client.client import BatchClient

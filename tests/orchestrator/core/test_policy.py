@@ -10,7 +10,7 @@ from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.policy import Policy
 from runtime.errors import PeerLostError, UserError
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.support.waiting import until_async
 from transport.outbox.progress import PublishedWeights
 from transport.wire.generation import ServedWeights

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.history import HISTORY_NAME
 from orchestrator.ledger import LEDGER_NAME, read_ledger
-from runtime.exit_codes import ExitCode
-from runtime.metrics import read_metrics
+from runtime.errors import ExitCode
+from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy, write_config
 from tests.support.fakes import FakeTrainer, training
 from tests.support.process import process

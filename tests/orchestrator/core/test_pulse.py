@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.lineup import Lineup
 from orchestrator.pulse import Pulse, pipeline_facts, rejection_facts, trainer_facts
-from runtime.health import Health
+from runtime.health.health import Health
 from transport.outbox.outbox import Outbox
 from transport.outbox.progress import PublishedWeights
 from transport.server.peers import Peer

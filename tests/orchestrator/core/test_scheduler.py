@@ -26,7 +26,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.lineup import Lineup
 from orchestrator.rollout import Failure, FailureReason, Rollout
 from orchestrator.scheduler import EnvSlot, Scheduler
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv
 from tests.support.waiting import until_async

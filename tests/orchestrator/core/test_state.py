@@ -17,7 +17,7 @@ from orchestrator.rollout_log import RolloutLog
 from orchestrator.state import CutState, describe_order, load_state, save_state
 from orchestrator.state import resume as resume_from
 from runtime.errors import UserError
-from runtime.run_dir import RunDir
+from runtime.run_dir.run_dir import RunDir
 from tests.orchestrator.core.builders import make_scored, make_ticket
 from transport.outbox.outbox import Outbox, batch_path
 from transport.wire.ledger import CompletedPositions, tally

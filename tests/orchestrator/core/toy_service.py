@@ -14,8 +14,8 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.rollout import Int32s
 from orchestrator.service import Backend, serve
-from runtime.config import load_config
-from runtime.service import run_main
+from runtime.config.config import load_config
+from runtime.process.service import run_main
 from tests.orchestrator.core.toys import ToyEnv
 from transport.wire.generation import GenerateRequest
 

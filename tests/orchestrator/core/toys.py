@@ -16,9 +16,9 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from orchestrator.rollout import Branch, Example, Failure, Rollout
-from runtime.health import Health
-from runtime.metrics import MetricLog
-from runtime.run_dir import RunDir
+from runtime.health.health import Health
+from runtime.metrics.metric_log import MetricLog
+from runtime.run_dir.run_dir import RunDir
 from tests.support.fakes import FakeTrainer, training
 from transport.server.server import BatchServer
 from transport.wire.generation import GenerateReply, GenerateRequest

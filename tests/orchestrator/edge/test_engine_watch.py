@@ -8,7 +8,7 @@ import pytest
 from orchestrator.engine_watch import EngineWatch
 from orchestrator.engines.config import EnginesConfig
 from orchestrator.engines.http import HttpEngine
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer
 from tests.support.waiting import until_async

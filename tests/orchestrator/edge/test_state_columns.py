@@ -18,7 +18,7 @@ from orchestrator.rollout import Rollout
 from orchestrator.rollout_log import RolloutLog, rollout_log_path
 from orchestrator.state_columns import REQUIRED_COLUMNS, read_columns, saved_columns
 from orchestrator.tokenizer import Tokenizer
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.orchestrator.edge.test_verifiers_adapter import DRIVERS, only, request_for, running, saying
 from transport.wire.ledger import CompletedPositions
 

@@ -11,7 +11,7 @@ from orchestrator.envs.loading import load_env
 from orchestrator.ledger import LEDGER_NAME, read_ledger
 from orchestrator.rollout import Int32s
 from orchestrator.tokenizer import Tokenizer
-from runtime.metrics import read_metrics
+from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.toys import make_config, run_toy
 from transport.wire.generation import GenerateRequest
 from transport.wire.ledger import tally

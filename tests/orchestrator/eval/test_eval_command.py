@@ -19,7 +19,7 @@ from orchestrator.eval.command_config import EvalCommandConfig
 from orchestrator.eval.report import EvalReport, save_report
 from orchestrator.gateway.session import SamplingPlan, Session
 from orchestrator.tokenizer import Tokenizer
-from runtime.config import parse_config
+from runtime.config.config import parse_config
 from runtime.errors import PeerLostError, UserError
 from tests.inference.conftest import running_client, running_engine
 from tests.orchestrator.core.toys import make_config

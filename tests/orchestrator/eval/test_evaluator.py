@@ -17,8 +17,8 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.eval.evaluator import Evaluator
 from orchestrator.rollout import Failure, Rollout
-from runtime.health import Health
-from runtime.metrics import read_metrics
+from runtime.health.health import Health
+from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training

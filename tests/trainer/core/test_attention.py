@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from runtime.config import parse_config
+from runtime.config.config import parse_config
 from runtime.errors import UserError
 from tests.trainer.core.rank_worker import CPU
 from tests.trainer.core.reference import load_reference, sample_logprobs

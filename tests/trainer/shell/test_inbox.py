@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.trainer.shell.recorded import RUN_ID, make_batch
 from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import ALONE

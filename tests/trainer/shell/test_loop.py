@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.errors import StorageError
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.trainer.shell.recorded import RUN_ID, record_batches
 from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import ALONE

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode
 from tests.trainer.shell.recorded import make_batch, make_sample
 from tests.trainer.shell.runs import replay, weight_bytes
 from trainer.errors import NonFiniteError

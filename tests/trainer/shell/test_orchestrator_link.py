@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import PeerLostError, StorageError, UserError
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID, make_batch, make_sample
 from tests.trainer.shell.stand_in import StandIn

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import PeerLostError, UserError
-from runtime.exit_codes import ExitCode
+from runtime.errors import ExitCode, PeerLostError, UserError
 from tests.support.waiting import until
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID

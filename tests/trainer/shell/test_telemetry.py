@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.trainer.shell.recorded import make_batch
 from trainer.batch_source import Batch
 from trainer.env_stats import EnvStats

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from runtime.errors import PeerLostError
-from runtime.health import Health
+from runtime.health.health import Health
 from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.stopping import Stop

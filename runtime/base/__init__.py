@@ -1,0 +1,1 @@
+"""Files and text: what every other room stands on."""

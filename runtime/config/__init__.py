@@ -1,0 +1,1 @@
+"""Config classes, their keys, their help and their errors."""

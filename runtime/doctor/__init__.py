@@ -1,0 +1,1 @@
+"""`rl doctor`: who waits for whom."""

@@ -1,0 +1,1 @@
+"""`rl`: starts and watches all services of one machine."""

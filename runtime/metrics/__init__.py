@@ -1,0 +1,1 @@
+"""Where metrics of a step go, and how they are read back."""

@@ -1,0 +1,1 @@
+"""What every service process needs: start, log, watchdog, shutdown, children."""

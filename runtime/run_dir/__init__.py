@@ -1,0 +1,1 @@
+"""The run directory and the lock of each service in it."""

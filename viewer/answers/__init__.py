@@ -1,0 +1,1 @@
+"""Questions about a run, answered from the index and the metric files."""

@@ -1,0 +1,1 @@
+"""An index of a run's saved rollouts and exported tokens."""
