@@ -10,8 +10,7 @@ import msgspec
 from runtime.doctor.diagnosis import LAUNCHER, Condition, diagnose
 from runtime.doctor.evidence import gather_evidence
 from runtime.doctor.view import as_json, own_facts
-from runtime.metrics.progress import REWARD, reward_change
-from runtime.metrics.progress import MetricRow
+from runtime.metrics.progress import REWARD, MetricRow, reward_change
 from transport.wire.ledger import Record, tally
 from viewer.answers.curves import charts, metric_names, one_metric
 from viewer.answers.params import PAGE_ROWS, Params, page_offset

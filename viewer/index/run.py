@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from runtime.metrics.progress import MetricRow
-from runtime.metrics.progress import MetricTail
+from runtime.metrics.progress import MetricRow, MetricTail
 from runtime.run_dir.run_dir import RunDir
 from viewer.errors import NotRecorded, ViewerError
 from viewer.index.records import LineSpan, read_span
