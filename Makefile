@@ -28,7 +28,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.tandem-installed
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 VLLM_TESTS := tests/inference/test_engine_contract.py tests/inference/test_picture_contract.py tests/integration/test_colours.py tests/vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CODE := transport orchestrator trainer inference runtime viewer tandem_harness examples
+CODE := transport chat orchestrator trainer inference runtime viewer tandem_harness examples
 LINTED := $(CODE) tests benchmarks
 BENCHES := async_vs_sync engines lm_head multimodal packing pictures_in_flight scheduler trainer viewer weights wire
 

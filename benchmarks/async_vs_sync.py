@@ -26,7 +26,7 @@ from loguru import logger
 from benchmarks import harness
 from benchmarks.standins import StandInEnv
 from orchestrator.cli import SWITCH_INTERVAL_S
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health.health import Health

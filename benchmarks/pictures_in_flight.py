@@ -23,12 +23,12 @@ from aiohttp import web
 from PIL import Image
 
 from benchmarks import harness
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
-from orchestrator.gateway.session import SamplingPlan, Session
-from orchestrator.rollout import Rollout
-from orchestrator.samples import to_samples
-from orchestrator.tokenizer import Tokenizer
+from chat.tokenizer import Tokenizer
+from orchestrator.batches.samples import to_samples
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
+from orchestrator.envs.session import SamplingPlan, Session
+from orchestrator.values.rollout import Rollout
 from transport.wire.batch import build_batch
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, MSGPACK, GenerateReply, GenerateRequest

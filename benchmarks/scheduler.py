@@ -31,7 +31,7 @@ from loguru import logger
 from benchmarks import harness
 from benchmarks.standins import PROMPT_TOKENS, StandInEnv
 from orchestrator.cli import SWITCH_INTERVAL_S
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.engines.validation import check_reply
 from orchestrator.envs.protocol import RolloutRequest

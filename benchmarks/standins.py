@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from chat.branch import Branch
 from orchestrator.engines.protocol import Engine
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.rollout import Branch, Example, Failure, Rollout
+from orchestrator.values.rollout import Example, Failure, Rollout
 from transport.client.client import BatchClient
 from transport.wire.generation import GenerateRequest
 from transport.wire.sample import VersionSpan

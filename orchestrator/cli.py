@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from orchestrator.advantages.config import CustomAdvantageConfig
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config.advantage import CustomAdvantageConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from runtime.config.config import load_config, parse_config
 from runtime.errors import UserError
 from runtime.process.service import run_main
@@ -56,14 +56,14 @@ def ledger(argv: Sequence[str]) -> int:
         return 0
     if len(argv) != 1 or argv[0].startswith("-"):
         raise UserError(usage)
-    from orchestrator.ledger_report import report_ledger
+    from orchestrator.records.ledger_report import report_ledger
 
     return report_ledger(Path(argv[0]))
 
 
 def check_advantage(argv: Sequence[str]) -> int:
     """`orchestrator check-advantage IMPORT_PATH [--kwargs JSON]`: 0 if the function keeps every promise, 1 if not."""
-    from orchestrator.advantages.factory import make_advantage
+    from orchestrator.advantages.functions import make_advantage
     from orchestrator.advantages.invariance import check_advantage as run_checks
 
     positional = ["--import-path"] if argv[:1] and not argv[0].startswith(("-", "@")) else []

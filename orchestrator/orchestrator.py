@@ -31,33 +31,29 @@ from contextlib import AsyncExitStack
 
 from loguru import logger
 
-from orchestrator.admission import AdmissionRule
-from orchestrator.algorithms.loading import AnyTeacher
-from orchestrator.batcher import Batcher, CutWriter
-from orchestrator.canary import canary_check
-from orchestrator.collector import Collector
-from orchestrator.concurrency import Bounds, ConcurrencyController
-from orchestrator.config import OrchestratorConfig
-from orchestrator.curriculum.curricula import make_curricula
-from orchestrator.engine_watch import EngineWatch
+from orchestrator.batches.batcher import Batcher, BatchWriter
+from orchestrator.batches.staleness_policy import AdmissionRule, make_assembler
+from orchestrator.config.orchestrator import OrchestratorConfig
+from orchestrator.data.curriculum import make_curricula
+from orchestrator.data.examples import EnvShare, ExampleOrder
 from orchestrator.engines.protocol import Engine, EngineError
-from orchestrator.envs.closing import close_adapter
-from orchestrator.envs.protocol import EnvAdapter
+from orchestrator.envs.protocol import EnvAdapter, close_adapter
 from orchestrator.eval.evaluator import Evaluator
-from orchestrator.examples import EnvShare, ExampleOrder
-from orchestrator.failure_guard import FailureGuard
-from orchestrator.filters import SignalGuard, normalise_batch
-from orchestrator.group_rule import group_rules
-from orchestrator.history import HISTORY_NAME, History
-from orchestrator.ledger import LEDGER_NAME, Ledger
-from orchestrator.lineup import Cut
-from orchestrator.metrics import StepTimes, step_line, step_metrics
-from orchestrator.policy import Policy
-from orchestrator.pulse import Pulse
-from orchestrator.rollout_log import RolloutLog
-from orchestrator.scheduler import EnvSlot, Scheduler
-from orchestrator.staleness_policy import make_lineup
-from orchestrator.state import STATE_NAME, describe_order, load_state, resume
+from orchestrator.groups.collector import Collector
+from orchestrator.groups.guards import FailureGuard, SignalGuard
+from orchestrator.groups.scheduler import EnvRunner, Scheduler
+from orchestrator.groups.scoring import group_rules, normalise_batch
+from orchestrator.policy.canary import canary_check
+from orchestrator.policy.concurrency import Bounds, ConcurrencyController
+from orchestrator.policy.weight_updates import WeightUpdates
+from orchestrator.records.history import HISTORY_NAME, History
+from orchestrator.records.ledger import LEDGER_NAME, Ledger
+from orchestrator.records.rollout_log import RolloutLog
+from orchestrator.records.state import STATE_NAME, describe_order, load_state, resume
+from orchestrator.report.metrics import StepTimes, step_line, step_metrics
+from orchestrator.report.status import EngineWatch, StatusReporter
+from orchestrator.teachers.scored_env import AnyTeacher
+from orchestrator.values.batch import AssembledBatch
 from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health.health import Fact, Health
 from runtime.metrics.metric_log import MetricLog
@@ -102,7 +98,7 @@ class Orchestrator:
         self._curricula = make_curricula(config, sizes)
         self._rules = group_rules(config)
         self._open(run_dir, describe_order(config.seed, shares))
-        self._policy = Policy(
+        self._policy = WeightUpdates(
             engine,
             server,
             health,
@@ -122,7 +118,7 @@ class Orchestrator:
             log=metrics.log,
         )
         self._batcher = self._make_batcher()
-        self._pulse = Pulse(
+        self._pulse = StatusReporter(
             server,
             self._lineup,
             health,
@@ -138,10 +134,10 @@ class Orchestrator:
         state = load_state(run_dir.state / STATE_NAME)
         done = resume(state, next_step, run_id=config.run.name, order=order)
         self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, done)
-        self._lineup = make_lineup(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
+        self._lineup = make_assembler(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
         rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
         history = History(run_dir.state / HISTORY_NAME, next_step, self._curricula) if self._curricula.by_env else None
-        self._writer = CutWriter(
+        self._writer = BatchWriter(
             config.run.name, order, done, run_dir.state / STATE_NAME, self._ledger, history, rollout_log
         )
 
@@ -164,7 +160,7 @@ class Orchestrator:
             on_final=self._wake_batcher,
             observe=self._curricula.saw,
         )
-        envs = {env.label: EnvSlot(env, adapter) for env, adapter in zip(config.envs, self._adapters, strict=True)}
+        envs = {env.label: EnvRunner(env, adapter) for env, adapter in zip(config.envs, self._adapters, strict=True)}
         return Scheduler(
             envs,
             order,
@@ -314,7 +310,7 @@ class Orchestrator:
     def _wake_batcher(self) -> None:
         self._batcher.notify()
 
-    async def _report(self, cut: Cut) -> None:
+    async def _report(self, cut: AssembledBatch) -> None:
         """A batch is durable and announced. The numbers are added up in a thread: a batch may hold thousands."""
         now, policy_s, trainer_s = (
             time.monotonic(),

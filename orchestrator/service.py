@@ -15,16 +15,16 @@ import uvloop
 from loguru import logger
 from prometheus_client import CollectorRegistry
 
-from orchestrator.algorithms.loading import AnyTeacher, load_envs, make_teachers
-from orchestrator.config import BatchServerConfig, EnvConfig, OrchestratorConfig
-from orchestrator.engines.chat_model import Model
+from chat.tokenizer import Tokenizer
+from orchestrator.config.envs import EnvConfig
+from orchestrator.config.orchestrator import BatchServerConfig, OrchestratorConfig
 from orchestrator.engines.factory import make_engine
-from orchestrator.engines.protocol import Engine
+from orchestrator.engines.protocol import Engine, Model
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.envs.workers.env import WorkerEnv, worker_facts
 from orchestrator.orchestrator import Orchestrator, open_outbox
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.teachers.scored_env import AnyTeacher, load_envs, make_teachers
 from runtime.base.files import atomic_write
 from runtime.config.config import resolved_json
 from runtime.errors import UserError

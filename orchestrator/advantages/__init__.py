@@ -8,7 +8,7 @@ from orchestrator.advantages.contract import (
     compute_advantages,
     finish_batch,
 )
-from orchestrator.advantages.factory import make_advantage
+from orchestrator.advantages.functions import make_advantage
 
 __all__ = [
     "AdvantageFunction",

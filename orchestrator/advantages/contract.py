@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.errors import AdvantageError
-from orchestrator.groups import GroupKey
-from orchestrator.rollout import Rollout
+from orchestrator.values.group import GroupKey
+from orchestrator.values.rollout import Rollout
 
 
 @dataclass(frozen=True, slots=True)

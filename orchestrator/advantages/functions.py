@@ -3,10 +3,24 @@
 A group whose rewards are all equal, a group of one included, gets exact zeros from every function with a baseline.
 """
 
+import importlib
+import inspect
 import math
 from collections.abc import Sequence
+from functools import partial
 
-from orchestrator.advantages.contract import AdvantageInputs, AdvantageOutputs
+from orchestrator.advantages.contract import AdvantageInputs, AdvantageOutputs, NamedAdvantage
+from orchestrator.config.advantage import (
+    AdvantageConfig,
+    CustomAdvantageConfig,
+    DrGrpoAdvantageConfig,
+    GrpoAdvantageConfig,
+    MaxRlAdvantageConfig,
+    PpoAdvantageConfig,
+    ReinforcePpAdvantageConfig,
+    RlooAdvantageConfig,
+)
+from runtime.errors import UserError
 
 _EPSILON = 1e-6
 """Keeps quotients finite; far below any reward spread that means something."""
@@ -64,3 +78,42 @@ def _centred(values: Sequence[float]) -> list[float]:
 def _over_deviation(centred: list[float]) -> list[float]:
     deviation = math.sqrt(math.fsum(value * value for value in centred) / len(centred))
     return [value / (deviation + _EPSILON) for value in centred]
+
+
+def make_advantage(config: AdvantageConfig) -> NamedAdvantage:
+    """The function that the config asks for. Raises `UserError` for a `custom` one that cannot be called."""
+    match config:
+        case GrpoAdvantageConfig():
+            return NamedAdvantage("grpo", partial(grpo, normalize_std=config.normalize_std))
+        case DrGrpoAdvantageConfig():
+            return NamedAdvantage("dr_grpo", dr_grpo)
+        case RlooAdvantageConfig():
+            return NamedAdvantage("rloo", rloo)
+        case MaxRlAdvantageConfig():
+            return NamedAdvantage("maxrl", maxrl)
+        case ReinforcePpAdvantageConfig():
+            first = dr_grpo if config.group_baseline else as_rewarded
+            return NamedAdvantage("reinforce_pp", first, normalised, can_vanish=config.group_baseline)
+        case PpoAdvantageConfig():
+            return NamedAdvantage("ppo", as_rewarded, can_vanish=False)
+        case CustomAdvantageConfig():
+            return load_custom(config)
+
+
+def load_custom(config: CustomAdvantageConfig) -> NamedAdvantage:
+    """The function at `package.module:name`, with its arguments. Raises `UserError`, which says what is wrong."""
+    what = f"advantage.import_path = {config.import_path!r}"
+    module_name, _, name = config.import_path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise UserError(f"{what}: {error} (is its folder on PYTHONPATH?)") from error
+    except AttributeError as error:
+        raise UserError(f"{what}: {error}") from error
+    if not callable(function):
+        raise UserError(f"{what} is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(None, **config.kwargs)
+    except TypeError as error:
+        raise UserError(f"{what} cannot be called with advantage.kwargs {config.kwargs}: {error}") from error
+    return NamedAdvantage(config.import_path, partial(function, **config.kwargs))

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chat.branch import Branch
 from orchestrator.advantages.contract import NamedAdvantage, compute_advantages
 from orchestrator.errors import AdvantageError
-from orchestrator.groups import GroupKey
-from orchestrator.rollout import Branch, Rollout
+from orchestrator.values.group import GroupKey
+from orchestrator.values.rollout import Rollout
 
 KEY = GroupKey("check", "0", 0)
 TOLERANCE = 1e-6
@@ -24,7 +25,7 @@ REWARDS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class AdvantageCheck:
     """One promise and whether it was kept."""
 
     name: str
@@ -32,7 +33,7 @@ class Check:
     detail: str
 
 
-def check_advantage(advantage: NamedAdvantage) -> Iterator[Check]:
+def check_advantage(advantage: NamedAdvantage) -> Iterator[AdvantageCheck]:
     """Try every promise; a function that raises breaks the one that it was tried on."""
     for name, rewards in REWARDS.items():
         yield _attempt(f"finite: {name} rewards", lambda rewards=rewards: _check_finite(advantage, rewards))  # type: ignore[misc]
@@ -41,11 +42,11 @@ def check_advantage(advantage: NamedAdvantage) -> Iterator[Check]:
     yield _attempt("pure: the same again, inputs unchanged", lambda: _check_pure(advantage))
 
 
-def _attempt(name: str, check: Callable[[], str]) -> Check:
+def _attempt(name: str, check: Callable[[], str]) -> AdvantageCheck:
     try:
-        return Check(name, True, check())
+        return AdvantageCheck(name, True, check())
     except AdvantageError as error:
-        return Check(name, False, str(error))
+        return AdvantageCheck(name, False, str(error))
 
 
 def _check_finite(advantage: NamedAdvantage, rewards: Sequence[float]) -> str:

@@ -2,19 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from orchestrator.config import OrchestratorConfig
+from chat.tokenizer import Tokenizer
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines import scripted
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
+from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.engines.openai import OpenAIModel
 from orchestrator.engines.protocol import Engine
-from orchestrator.engines.sglang_client import SglangClient
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.engines.sglang import SglangClient
 from runtime.base.files import read_or_make_secret
 from runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from orchestrator.eval.command_config import EvalCommandConfig
+    from orchestrator.config.eval import EvalCommandConfig
 
 
 def make_engine(config: OrchestratorConfig, tokenizer: Tokenizer) -> Engine:

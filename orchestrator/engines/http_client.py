@@ -1,14 +1,23 @@
-"""`EngineClient`: the HTTP contract of one engine (docs/contracts.md). Calls have deadlines; none is retried here."""
+"""`EngineClient`: the HTTP contract of one engine (docs/contracts.md), one exchange, and when it is tried again."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import aiohttp
 import msgspec
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_fixed,
+    wait_random_exponential,
+)
 
-from orchestrator.engines.exchange import decoded, exchange
-from orchestrator.engines.load import EngineLoad
-from orchestrator.engines.protocol import EngineError
-from orchestrator.engines.uploads import Uploads
+from orchestrator.engines.protocol import EngineError, EngineLoad, InvalidResponse
 from transport.wire.generation import (
     GENERATE_PATH,
     MSGPACK,
@@ -22,6 +31,131 @@ from transport.wire.generation import (
     ScoreRequest,
     ServedWeights,
 )
+
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 10.0
+POLL_S = 0.2
+
+_T = TypeVar("_T")
+_backoff = wait_random_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S)
+
+
+class TemporaryError(EngineError):
+    """The same request may succeed later or elsewhere."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None, *, is_busy: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """What the engine asked for, if it did."""
+        self.is_busy = is_busy
+        """The engine is well and has too much to do: no reason to doubt it."""
+
+
+def retrying(max_retries: int) -> AsyncRetrying:
+    """Try again on `TemporaryError`; raises the last one. One object per call: it holds the call's state."""
+    return AsyncRetrying(
+        stop=stop_after_attempt(max_retries + 1),
+        retry=retry_if_exception_type(TemporaryError),
+        wait=wait_s,
+        reraise=True,
+    )
+
+
+async def when_ready(act: Callable[[], Awaitable[_T]], timeout_s: float, what: str) -> _T:
+    """What `act` returns, once it raises no `EngineError` any more; at the deadline an `EngineError` with the last."""
+    polling = AsyncRetrying(
+        stop=stop_before_delay(timeout_s),
+        retry=retry_if_exception_type(EngineError),
+        wait=wait_fixed(POLL_S),
+        reraise=True,
+    )
+
+    async def once() -> _T:  # tenacity awaits only what is declared `async`
+        return await act()
+
+    try:
+        return await polling(once)
+    except EngineError as error:
+        raise EngineError(f"{what} is not ready after {timeout_s:g} s: {error}") from error
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """Seconds in a `Retry-After` header; its date form is ignored, since clocks differ."""
+    try:
+        seconds = float(value) if value is not None else -1.0
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def wait_s(state: RetryCallState) -> float:
+    """Seconds before the next try, with jitter: clients that failed together are spread. Never less than the engine
+    asked for, up to `LONGEST_WAIT_S`."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    if isinstance(error, TemporaryError) and error.retry_after_s is not None:
+        return min(error.retry_after_s + random.uniform(0, FIRST_WAIT_S), LONGEST_WAIT_S)
+    return _backoff(state)
+
+
+MAX_ERROR_CHARS = 500
+NOT_IMPLEMENTED = 501
+"""The one answer above 500 that will not change."""
+
+
+async def exchange(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    timeout_s: float,
+    body: bytes | AsyncIterator[bytes] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """Body of a 200. `TemporaryError` without an answer and for 429 and 5xx but 501, `EngineError` elsewhere."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
+            payload = await response.read()
+    except TimeoutError as error:
+        raise TemporaryError(f"{url} did not answer within {timeout_s:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise TemporaryError(f"{url} did not answer: {type(error).__name__}: {error}") from error
+    if response.status == 200:
+        return payload
+    message = f"{url} answered {response.status}: {payload[:MAX_ERROR_CHARS].decode(errors='replace')}"
+    if response.status == 429 or (response.status >= 500 and response.status != NOT_IMPLEMENTED):
+        retry_after_s = parse_retry_after(response.headers.get("Retry-After"))
+        raise TemporaryError(message, retry_after_s, is_busy=response.status == 429)
+    raise EngineError(message)
+
+
+def decoded(decoder: "msgspec.json.Decoder[_T] | msgspec.msgpack.Decoder[_T]", payload: bytes, what: str) -> _T:
+    """What `payload` says. Raises `InvalidResponse` that names `what` if it is something else than was agreed."""
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidResponse(f"{what} does not decode: {error}") from error
+
+
+MAX_UPLOADS = 4
+"""Requests with pictures that are sent at the same time."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Uploads:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._gate = asyncio.Semaphore(MAX_UPLOADS)
+
+    def body(self, request: GenerateRequest) -> bytes | AsyncIterator[bytes]:
+        """The body of one try."""
+        return self._stream(request) if request.mm_kwargs else _encoder.encode(request)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncIterator[bytes]:
+        async with self._gate:
+            yield _encoder.encode(request)
+
 
 HEALTH_TIMEOUT_S = 3.0
 KEEPALIVE_S = 60.0

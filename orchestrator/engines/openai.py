@@ -7,15 +7,12 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
-from orchestrator.algorithms.config import TeacherConfig
-from orchestrator.chat_template import ChatTemplateError
-from orchestrator.engines.chat_model import ChatAsk, ChatReply
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.exchange import decoded, exchange
-from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, new_session
-from orchestrator.engines.protocol import EngineError, InvalidResponse
-from orchestrator.engines.retry import retrying, when_ready
-from orchestrator.tokenizer import Tokenizer
+from chat.errors import ChatTemplateError
+from chat.tokenizer import Tokenizer
+from orchestrator.config.algorithm import TeacherConfig
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, decoded, exchange, new_session, retrying, when_ready
+from orchestrator.engines.protocol import ChatAsk, ChatReply, EngineError, InvalidResponse
 from runtime.errors import PeerLostError, UserError
 
 

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from loguru import logger
 
-from orchestrator.engines.availability import Availability
-from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.protocol import Availability, EngineError
 from orchestrator.engines.replica import Replica, least_loaded
 
 FIRST_PAUSE_S = 0.2

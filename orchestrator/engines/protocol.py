@@ -1,11 +1,67 @@
-"""The protocol between the orchestrator and inference engines."""
+"""What the orchestrator asks of models: `Engine`, `Generator`, `ChatModel`; their load, availability, errors."""
 
-from collections.abc import Mapping
-from typing import Protocol
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from orchestrator.engines.availability import Availability
-from orchestrator.engines.load import EngineLoad
+import msgspec
+
 from transport.wire.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
+
+
+class Availability:
+    """Open at first. One owner calls `lost` and `restored`; any number of tasks of the same event loop `wait`."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self.reason = ""
+        """Why nothing can be generated; empty while something can."""
+        self.num_outages = 0
+        """Outages that have begun. A task that sees it change knows that one fell into its time."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an engine is in service."""
+        return self._open.is_set()
+
+    def lost(self, reason: str) -> None:
+        """The last engine has left the service, or another reason has been found why none is back."""
+        if self.is_open:
+            self.num_outages += 1
+        self.reason = reason
+        self._open.clear()
+
+    def restored(self) -> None:
+        """An engine is in service. Idempotent."""
+        self.reason = ""
+        self._open.set()
+
+    async def wait(self) -> None:
+        """Return once an engine is in service. No deadline: the caller has one, or shows what it waits for."""
+        await self._open.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Requests of everybody who uses the engines, not of this run alone."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    """Accepted, but without a place in the batch."""
+    capacity: int = 0
+    """Places in the batch; 0: not known."""
+
+
+def total_load(loads: Iterable[EngineLoad]) -> EngineLoad:
+    """Of several engines together."""
+    known = list(loads)
+    return EngineLoad(
+        num_running=sum(load.num_running for load in known),
+        num_waiting=sum(load.num_waiting for load in known),
+        capacity=sum(load.capacity for load in known),
+    )
 
 
 class EngineError(Exception):
@@ -69,3 +125,35 @@ class Engine(Generator, Protocol):
     async def close(self) -> None:
         """Release connections. Idempotent."""
         ...
+
+
+class ChatAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Continue this conversation."""
+
+    request_id: str
+    messages: tuple[dict[str, Any], ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+class ChatReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The assistant's turn, and how long the server says that it was."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    num_prompt_tokens: int
+    num_sampled_tokens: int
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """Whoever answers conversations."""
+
+    async def chat(self, ask: ChatAsk) -> ChatReply:
+        """The next turn of the assistant. Raises `EngineError` or `InvalidResponse`."""
+        ...
+
+
+Model = Generator | ChatModel
+"""What an environment can be played with."""

@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import xxhash
 
-from orchestrator.engines.availability import Availability
-from orchestrator.engines.config import ScriptedEngineConfig
-from orchestrator.engines.load import EngineLoad
-from orchestrator.engines.protocol import EngineError
+from chat.branch import Int32s
+from chat.tokenizer import Tokenizer
+from orchestrator.config.engines import ScriptedEngineConfig
+from orchestrator.engines.protocol import Availability, EngineError, EngineLoad
 from orchestrator.engines.validation import check_reply
-from orchestrator.rollout import Int32s
-from orchestrator.tokenizer import Tokenizer
 from transport.wire.generation import FinishReason, GenerateReply, GenerateRequest, ServedWeights
 from transport.wire.sample import VersionSpan
 from transport.wire.tensor import EncodedTensor

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from chat.branch import Floats
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from transport.errors import CodecError
-from transport.wire.generation import GenerateReply, GenerateRequest
+from transport.wire.generation import GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
 from transport.wire.sample import VersionSpan
 from transport.wire.tensor import EncodedTensor
 
@@ -51,3 +52,22 @@ def _check_spans(what: str, spans: tuple[VersionSpan, ...], num_tokens: int) -> 
     )
     if not in_order or starts[-1] != num_tokens:
         raise InvalidResponse(f"{what}: version spans do not cover its {num_tokens} tokens in order: {spans}")
+
+
+def checked_scores(request: ScoreRequest, reply: ScoreReply) -> Floats:
+    """The log probabilities in `reply`, if they can be trained on. Raises `InvalidResponse`."""
+    what = f"scores of {request.request_id}"
+    if reply.request_id != request.request_id:
+        raise InvalidResponse(f"{what} answer another request, {reply.request_id!r}")
+    try:
+        reply.logprobs.check()
+    except CodecError as error:
+        raise InvalidResponse(f"{what}: {error}") from error
+    num_tokens = request.token_ids.shape[0]
+    if not reply.logprobs.is_vector("float32", num_tokens):
+        got = f"{reply.logprobs.dtype}{list(reply.logprobs.shape)}"
+        raise InvalidResponse(f"{what} must be float32[{num_tokens}], got {got}")
+    logprobs: Floats = reply.logprobs.numpy()
+    if not np.isfinite(logprobs).all() or logprobs.max() > LOGPROB_SLACK:
+        raise InvalidResponse(f"{what} are not finite numbers <= 0")
+    return logprobs

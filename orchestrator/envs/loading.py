@@ -1,9 +1,9 @@
 """From an environment's config to its adapter. Importing this module does not import verifiers, which takes seconds."""
 
-from orchestrator.config import EnvConfig
-from orchestrator.engines.chat_model import Model
+from chat.tokenizer import Tokenizer
+from orchestrator.config.envs import EnvConfig
+from orchestrator.engines.protocol import Model
 from orchestrator.envs.protocol import EnvAdapter
-from orchestrator.tokenizer import Tokenizer
 
 
 def load_env(config: EnvConfig, engine: Model, tokenizer: Tokenizer | None) -> EnvAdapter:
@@ -13,6 +13,6 @@ def load_env(config: EnvConfig, engine: Model, tokenizer: Tokenizer | None) -> E
         from orchestrator.envs.workers.env import load_in_workers
 
         return load_in_workers(config, engine, None if tokenizer is None else tokenizer.folder)
-    from orchestrator.envs.verifiers_adapter import load
+    from orchestrator.envs.verifiers.loading import load
 
     return load(config, engine, tokenizer)

@@ -1,12 +1,18 @@
-"""What a rollout became: a `Rollout` that can be trained on, or a `Failure` with its reason."""
+"""What a rollout became: a `Rollout` with its saved columns, or a `Failure`; what is unsound is never trained."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
 
 from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.gateway.session import AnySession
-from orchestrator.rollout import Failure, FailureReason, Rollout
+from orchestrator.envs.session import AnySession
+from orchestrator.errors import StateColumnError
+from orchestrator.values.batch import oldest_version
+from orchestrator.values.rollout import Failure, FailureReason, Rollout
 
 
 def failure_of(error: Exception) -> Failure:
@@ -45,3 +51,70 @@ def scored(
         },
         columns=columns,
     )
+
+
+REQUIRED_COLUMNS = ("trajectory", "sampling_args")
+"""Saved with every rollout, first."""
+
+
+def saved_columns(extra: Sequence[str]) -> tuple[str, ...]:
+    """All columns of an environment: required ones first, duplicates dropped, order kept."""
+    return tuple(dict.fromkeys((*REQUIRED_COLUMNS, *extra)))
+
+
+def read_columns(env_name: str, extra: Sequence[str], state: Mapping[str, Any]) -> dict[str, bytes]:
+    """The columns that come from the state, as JSON. Raises `StateColumnError` with the column's name."""
+    names = [name for name in saved_columns(extra) if name not in REQUIRED_COLUMNS]
+    return {name: _encode(env_name, name, state) for name in names}
+
+
+def _encode(env_name: str, name: str, state: Mapping[str, Any]) -> bytes:
+    if name not in state:
+        known = ", ".join(sorted(state)) or "no fields"
+        raise StateColumnError(
+            f"env {env_name!r}: its state has no column {name!r} (it has {known}); change envs[].state_columns"
+        )
+    try:
+        return msgspec.json.encode(state[name], enc_hook=_plain)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise StateColumnError(
+            f"env {env_name!r}: state column {name!r} cannot be saved as JSON ({error}); change envs[].state_columns"
+        ) from error
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"it holds a {type(value).__name__}")
+
+
+def accept(results: Sequence[Rollout | Failure], expected: int, version: int) -> list[Rollout | Failure]:
+    """Exactly `expected` results. `version` was live at dispatch: anything older breaks the staleness bound."""
+    if len(results) != expected:
+        failure = Failure(FailureReason.ENV_ERROR, f"the environment returned {len(results)} results, not {expected}")
+        return [failure] * expected
+    return [_accept(result, version) for result in results]
+
+
+def _accept(result: Rollout | Failure, version: int) -> Rollout | Failure:
+    if isinstance(result, Failure):
+        return result
+    if not math.isfinite(result.reward):
+        return Failure(FailureReason.INVALID_REWARD, f"reward {result.reward} is not a finite number")
+    if not result.num_sampled_tokens:
+        return Failure(FailureReason.ENV_ERROR, "it ended without a single sampled token: no model was called")
+    oldest = oldest_version(result)
+    if oldest is not None and oldest < version:
+        return Failure(FailureReason.STALE, f"sampled by policy version {oldest}, but {version} was live at dispatch")
+    return result
+
+
+def lost_tries(results: Sequence[Rollout | Failure]) -> list[Failure]:
+    """How each of these rollouts ended, if they are to be run again because one of them failed; empty if none did.
+
+    Rollouts of a joint group that finished cannot be used without the one that failed: they are cancelled.
+    """
+    if all(isinstance(result, Rollout) for result in results):
+        return []
+    unusable = Failure(FailureReason.CANCELLED, "its jointly scored group is run again")
+    return [result if isinstance(result, Failure) else unusable for result in results]

@@ -1,11 +1,14 @@
-"""The protocol between the scheduler and an environment adapter."""
+"""`EnvAdapter`: what an environment is to the scheduler, and how it is called and closed without harm."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from loguru import logger
 
-from orchestrator.rollout import Example, Failure, Rollout
+from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
+from runtime.errors import ServiceError
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,3 +50,38 @@ class EnvAdapter(Protocol):
     async def close(self) -> None:
         """Release everything. Idempotent."""
         ...
+
+
+CLOSE_TIMEOUT_S = 30.0
+"""Seconds that an environment may take to close, its workers included."""
+
+
+async def close_adapter(adapter: EnvAdapter, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    """Close `adapter`; one that raises or takes longer than `timeout_s` costs a warning."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await adapter.close()
+    except TimeoutError:
+        logger.warning("environment {} is not closed after {:g} s: it is left alone", adapter.name, timeout_s)
+    except Exception as error:  # a decision: nothing of the run depends on it any more
+        logger.opt(exception=error).warning("environment {} did not close: {}", adapter.name, error)
+
+
+DEADLINE_GRACE_S = 5.0
+"""Seconds that an adapter may overrun the timeout it was given before it is cut off."""
+
+
+async def call_adapter(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    """What the adapter returns; an adapter that breaks its promises costs its rollouts, not the run."""
+    num_results = request.group_size if adapter.scores_jointly else 1
+    try:
+        async with asyncio.timeout(request.timeout_s + DEADLINE_GRACE_S):
+            return await adapter.run(request)
+    except TimeoutError:
+        failure = Failure(FailureReason.ENV_TIMEOUT, f"no result {DEADLINE_GRACE_S:g} s after its deadline")
+    except ServiceError:  # the user must mend it: no rollout will do better
+        raise
+    except Exception as error:  # a decision: the error-rate guard stops the run if it keeps happening
+        logger.opt(exception=error).debug("environment {} raised", adapter.name)
+        failure = Failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+    return [failure] * num_results

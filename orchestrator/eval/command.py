@@ -11,16 +11,15 @@ import uvloop
 from loguru import logger
 from rich.console import Console
 
+from chat.tokenizer import Tokenizer
+from orchestrator.config.eval import EvalCommandConfig
 from orchestrator.engines.factory import make_eval_model
 from orchestrator.engines.openai import OpenAIModel
 from orchestrator.engines.protocol import Engine, EngineError
-from orchestrator.envs.closing import close_adapter
 from orchestrator.envs.loading import load_env
-from orchestrator.envs.protocol import EnvAdapter
-from orchestrator.eval.command_config import EvalCommandConfig
+from orchestrator.envs.protocol import EnvAdapter, close_adapter
 from orchestrator.eval.playing import Envs, Outcomes, play, unplayed
 from orchestrator.eval.report import RESULT_NAME, EvalReport, report_table, save_report
-from orchestrator.tokenizer import Tokenizer
 from runtime.config.config import parse_config, resolved_json
 from runtime.errors import ExitCode, PeerLostError, StorageError
 from runtime.process.logging import setup_logging

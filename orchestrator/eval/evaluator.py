@@ -11,18 +11,20 @@ result file are not evaluated again; one that was interrupted is evaluated from 
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from loguru import logger
 
-from orchestrator.config import EvalConfig
+from orchestrator.config.eval import EvalConfig
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.eval.playing import Outcomes, play, unplayed
-from orchestrator.eval.schedule import due_version, last_evaluated, save_result
 from orchestrator.eval.stats import eval_metrics
+from runtime.base.files import atomic_write
 from runtime.health.health import Health
 
 Log = Callable[[int, Mapping[str, float]], None]
@@ -30,7 +32,7 @@ LOOP = "evaluator"
 
 
 class PinnedPolicy(Protocol):
-    """The policy, as far as an evaluation needs it (`orchestrator.policy.Policy`)."""
+    """The policy, as far as an evaluation needs it (`orchestrator.policy.weight_updates.WeightUpdates`)."""
 
     live: int
 
@@ -123,3 +125,29 @@ class Evaluator:
         self._log(version, values)
         rewards = {key: value for key, value in values.items() if key.startswith("eval_reward")}
         logger.info("version {} is evaluated: {}", version, ", ".join(f"{k} {v:.4g}" for k, v in rewards.items()))
+
+
+_NAME = re.compile(r"eval-v(\d{8})\.json")
+
+
+def due_version(last_done: int, every_steps: int, max_steps: int) -> int | None:
+    """The first version after `last_done` (-1: none) that is due: multiples of `every_steps`, and the last one."""
+    if last_done >= max_steps:
+        return None
+    return min((last_done // every_steps + 1) * every_steps, max_steps)
+
+
+def result_path(folder: Path, version: int) -> Path:
+    """Where the figures of `version` lie."""
+    return folder / f"eval-v{version:08d}.json"
+
+
+def last_evaluated(folder: Path) -> int:
+    """The newest version that has been evaluated; -1 before the first."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("eval-v*.json"))
+    return max((int(match[1]) for match in found if match), default=-1)
+
+
+def save_result(folder: Path, version: int, values: Mapping[str, float]) -> None:
+    """Keep the figures, durably. Raises `OSError`."""
+    atomic_write(result_path(folder, version), msgspec.json.encode({"version": version, "metrics": values}))

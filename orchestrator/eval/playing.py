@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from orchestrator.acceptance import accept
-from orchestrator.config import EvalEnvConfig
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.rollout import Example, Failure, FailureReason, Rollout
-from orchestrator.scheduler import call_adapter
-from orchestrator.seeds import rollout_seed
+from orchestrator.config.eval import EvalEnvConfig
+from orchestrator.data.seeds import rollout_seed
+from orchestrator.envs.outcome import accept
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, call_adapter
+from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
 
 Envs = Sequence[tuple[EvalEnvConfig, EnvAdapter]]
 Outcomes = dict[str, dict[str, list[Rollout | Failure]]]

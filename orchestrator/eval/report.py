@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from orchestrator.config import EvalEnvConfig
+from orchestrator.config.eval import EvalEnvConfig
 from orchestrator.eval.playing import Outcomes
 from orchestrator.eval.stats import eval_metrics
-from orchestrator.rollout import Failure, Rollout, commonest_failure
-from orchestrator.rollout_log import failure_row, rollout_row
+from orchestrator.records.rollout_log import failure_row, rollout_row
+from orchestrator.values.rollout import Failure, Rollout, commonest_failure
 from runtime.base.files import atomic_write
 
 RESULT_NAME = "eval.json"
@@ -70,13 +70,13 @@ class EvalReport:
 def save_report(report: EvalReport, folder: Path) -> None:
     """Write the figures and the rollouts. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = (msgspec.json.encode(row, enc_hook=str) + b"\n" for row in rollout_rows(report))
+    lines = (msgspec.json.encode(row, enc_hook=str) + b"\n" for row in eval_rows(report))
     atomic_write(folder / ROLLOUTS_NAME, b"".join(lines))
     result = {**report.facts, "versions": report.versions, "metrics": report.metrics}
     atomic_write(folder / RESULT_NAME, msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2))
 
 
-def rollout_rows(report: EvalReport) -> Iterator[dict[str, Any]]:
+def eval_rows(report: EvalReport) -> Iterator[dict[str, Any]]:
     """One row per rollout, failed ones included."""
     for env in report.envs:
         for example_id, results in report.outcomes[env.label].items():

@@ -8,7 +8,7 @@ policy: they are counted, and left out.
 import math
 from collections.abc import Mapping, Sequence
 
-from orchestrator.rollout import Failure, Rollout
+from orchestrator.values.rollout import Failure, Rollout
 
 Z95 = 1.96
 """Standard errors to either side of a mean that 95 % of a normal distribution lie within."""

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("transport", "orchestrator", "trainer", "inference", "runtime", "viewer")
+PACKAGES = ("transport", "chat", "orchestrator", "trainer", "inference", "runtime", "viewer")
 
 
 @cache

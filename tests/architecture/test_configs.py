@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from orchestrator.eval.command_config import EvalCommandConfig
+from orchestrator.config.eval import EvalCommandConfig
 from runtime.config.config import Config, parse_config
 from runtime.config.keys import Key, config_keys
 from runtime.launch.rl_config import SHARED_KEYS, RlConfig, compose, find_services

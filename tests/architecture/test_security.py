@@ -19,9 +19,9 @@ FILES = sorted(
     if not {"build", "dist"} & set(path.relative_to(ROOT).parts)
 )
 MAY_IMPORT_BY_NAME = {
-    "orchestrator/advantages/factory.py": "a custom advantage function, named in the user's config",
-    "orchestrator/curriculum/weights.py": "a custom curriculum, named in the user's config",
-    "orchestrator/envs/verifiers_adapter.py": "an environment, named in the user's config",
+    "orchestrator/advantages/functions.py": "a custom advantage function, named in the user's config",
+    "orchestrator/data/curriculum.py": "a custom curriculum, named in the user's config",
+    "orchestrator/envs/verifiers/loading.py": "an environment, named in the user's config",
     "trainer/losses/custom.py": "a custom loss, named in the user's config",
 }
 """Files that import a module whose name is data, and why that data is the user's own."""

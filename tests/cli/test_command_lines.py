@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.ledger import LEDGER_NAME, Ledger
+from orchestrator.records.ledger import LEDGER_NAME, Ledger
 from runtime.errors import UserError
 from tests.cli.console import CONSOLE, resolve, run
 from tests.orchestrator.core.builders import make_ticket

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from orchestrator.advantages.config import AdvantageConfig
+from orchestrator.config.advantage import AdvantageConfig
 from tests.docs.pages import PAGES, ROOT, Text, blocks, links
 from trainer.losses.config import LossConfig
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
+from chat.tokenizer import Tokenizer
 from colour_puzzle import COLOUR, COLOURS
 from colour_twice import FAR
-from orchestrator.config import EnvConfig
+from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.rollout import Rollout
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.values.rollout import Rollout
 from runtime.errors import UserError
 from tests.examples.traces import load_env as load_alone
 from tests.examples.traces import scored, tasks_of

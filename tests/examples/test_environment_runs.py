@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.acceptance import accept
-from orchestrator.config import EnvConfig
+from chat.tokenizer import Tokenizer
+from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
+from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.rollout import Failure, FailureReason, Rollout
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.values.rollout import Failure, FailureReason, Rollout
 from transport.wire.generation import GenerateRequest
 
 Reply = Callable[[str, int], str]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from orchestrator.tokenizer import Tokenizer
+from chat.tokenizer import Tokenizer
 from text_puzzle import COPY, PUZZLES, TextPuzzle
 from tiny_models.tokenizer import CHARACTERS, END, PAD, START, UNKNOWN, build_tokenizer
 

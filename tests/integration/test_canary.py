@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from orchestrator.canary import CanaryCheck
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.errors import CanaryError
+from orchestrator.policy.canary import CanaryCheck
 from tests.inference.conftest import running_client, running_engine
 from tests.support.models import make_model, publish, save_model
 from trainer.canary import make_canary

@@ -1,11 +1,8 @@
-"""The program of a worker: one environment, played on demand, with the orchestrator's engines as its model.
-
-It ends when the orchestrator hangs up or ends: a thread waits for the end of standard input, so that an environment
-which blocks the event loop for ever does not outlive the run.
-"""
+"""The program of a worker: one environment, played on demand, with the orchestrator's engines as its model."""
 
 import asyncio
 import faulthandler
+import itertools
 import os
 import signal
 import socket
@@ -19,35 +16,104 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from orchestrator.config import EnvConfig
-from orchestrator.engines.chat_model import Model
+from chat.tokenizer import Tokenizer
+from orchestrator.config.envs import EnvConfig
+from orchestrator.engines.protocol import ChatAsk, ChatReply, EngineError, InvalidResponse, Model
 from orchestrator.envs.loading import load_env
-from orchestrator.envs.protocol import EnvAdapter
-from orchestrator.envs.workers.frames import FrameLink, receive_blocking
-from orchestrator.envs.workers.messages import (
+from orchestrator.envs.protocol import EnvAdapter, call_adapter
+from orchestrator.envs.workers.link import (
     BEAT_S,
     TO_WORKER,
     Answer,
+    Ask,
+    AskChat,
     Beat,
     Broken,
     ChatAnswer,
-    Done,
+    Drop,
+    FrameLink,
     Load,
+    LoadRefused,
     NoAnswer,
     Ready,
-    Refused,
-    Run,
+    RolloutsDone,
+    RunRollouts,
     Stop,
     ToWorker,
     encode_frame,
+    receive_blocking,
 )
-from orchestrator.envs.workers.remote import RemoteChat, RemoteDesk, RemoteGenerator
 from orchestrator.errors import WorkerLinkError
-from orchestrator.rollout import Failure, FailureReason
-from orchestrator.scheduler import call_adapter
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.values.rollout import Failure, FailureReason
 from runtime.errors import ServiceError
 from runtime.process.logging import start_logging
+from transport.wire.generation import GenerateReply, GenerateRequest
+
+
+class RemoteRequests:
+    """Sends questions and hands out the answers."""
+
+    def __init__(self) -> None:
+        self._link: FrameLink[ToWorker] | None = None
+        self._waiting: dict[int, asyncio.Future[Answer | ChatAnswer]] = {}
+        self._ids = itertools.count()
+
+    def attach(self, link: "FrameLink[ToWorker]") -> None:
+        """Ask over `link` from now on."""
+        self._link = link
+
+    async def ask(self, question: Callable[[int], msgspec.Struct]) -> Answer | ChatAnswer:
+        """The answer to `question(id)`. The rollout's deadline bounds the wait; what nobody waits for is dropped.
+        Raises `EngineError`, `InvalidResponse`."""
+        if self._link is None:
+            raise EngineError("the worker is not connected")
+        ask_id = next(self._ids)
+        answer: asyncio.Future[Answer | ChatAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[ask_id] = answer
+        try:
+            self._link.send(question(ask_id))
+            return await answer
+        finally:
+            del self._waiting[ask_id]
+            if answer.cancelled():
+                self._link.send(Drop(id=ask_id))
+
+    def answered(self, message: Answer | ChatAnswer | NoAnswer) -> None:
+        """The orchestrator's answer; one that nobody waits for any more is thrown away."""
+        waiting = self._waiting.get(message.id)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(message, NoAnswer):
+            waiting.set_exception((InvalidResponse if message.is_invalid else EngineError)(message.reason))
+        else:
+            waiting.set_result(message)
+
+
+class RemoteGenerator:
+    """Implements `Generator`."""
+
+    def __init__(self, desk: RemoteRequests) -> None:
+        self._desk = desk
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """See `Generator`."""
+        answer = await self._desk.ask(lambda ask_id: Ask(id=ask_id, request=request))
+        assert isinstance(answer, Answer), "the orchestrator answers what it was asked"
+        return answer.reply
+
+
+class RemoteChat:
+    """Implements `ChatModel`."""
+
+    def __init__(self, desk: RemoteRequests) -> None:
+        self._desk = desk
+
+    async def chat(self, ask: ChatAsk) -> ChatReply:
+        """See `ChatModel`."""
+        answer = await self._desk.ask(lambda ask_id: AskChat(id=ask_id, request=ask))
+        assert isinstance(answer, ChatAnswer), "the orchestrator answers what it was asked"
+        return answer.reply
+
 
 LoadAdapter = Callable[[EnvConfig, Model, Tokenizer | None], EnvAdapter]
 LOAD_TIMEOUT_S = 60.0
@@ -58,7 +124,7 @@ ORPHAN_S = 2.0
 class WorkerProgram:
     """Plays runs until the orchestrator hangs up."""
 
-    def __init__(self, adapter: EnvAdapter, desk: RemoteDesk) -> None:
+    def __init__(self, adapter: EnvAdapter, desk: RemoteRequests) -> None:
         self._adapter = adapter
         self._desk = desk
         self._runs: dict[int, asyncio.Task[None]] = {}
@@ -70,7 +136,7 @@ class WorkerProgram:
         try:
             await self._adapter.start()
         except Exception as error:  # whatever it is, this environment does not start
-            link.send(Refused(reason=f"env {self._adapter.name!r} does not start: {type(error).__name__}: {error}"))
+            link.send(LoadRefused(reason=f"env {self._adapter.name!r} does not start: {type(error).__name__}: {error}"))
             return await link.close()
         ids = tuple(example.example_id for example in self._adapter.examples)
         link.send(Ready(example_ids=ids, scores_jointly=self._adapter.scores_jointly))
@@ -85,7 +151,7 @@ class WorkerProgram:
 
     def _take(self, tasks: asyncio.TaskGroup, link: "FrameLink[ToWorker]", message: ToWorker) -> None:
         match message:
-            case Run(id=run_id):
+            case RunRollouts(id=run_id):
                 self._runs[run_id] = tasks.create_task(self._run(link, message))
                 self._runs[run_id].add_done_callback(lambda _: self._runs.pop(run_id, None))
             case Stop(id=run_id) if run_id in self._runs:
@@ -95,17 +161,17 @@ class WorkerProgram:
             case _:
                 pass  # a stop that comes after the end
 
-    async def _run(self, link: "FrameLink[ToWorker]", run: Run) -> None:
+    async def _run(self, link: "FrameLink[ToWorker]", run: RunRollouts) -> None:
         request = msgspec.structs.replace(run.request, example=self._adapter.examples[run.request.example.payload])
         try:
             results = await call_adapter(self._adapter, request)
-            link.send(Done(id=run.id, results=tuple(results)))
+            link.send(RolloutsDone(id=run.id, results=tuple(results)))
         except ServiceError as error:
             link.send(Broken(id=run.id, reason=str(error)))
         except WorkerLinkError as error:
             failure = Failure(FailureReason.ENV_ERROR, f"{request.group_id}#{request.index}: {error}")
             num_results = request.group_size if self._adapter.scores_jointly else 1
-            link.send(Done(id=run.id, results=(failure,) * num_results))
+            link.send(RolloutsDone(id=run.id, results=(failure,) * num_results))
 
 
 async def _beat(link: "FrameLink[ToWorker]") -> None:
@@ -126,14 +192,14 @@ def main(descriptor: int, load_adapter: LoadAdapter = load_env) -> None:
         return  # the orchestrator went away meanwhile
     assert isinstance(load, Load), "the first message is Load"
     sys.path.extend(path for path in load.search_path if path not in sys.path)
-    desk = RemoteDesk()
+    desk = RemoteRequests()
     try:
         config = EnvConfig.model_validate_json(load.env)
         tokenizer = None if load.model_path is None else Tokenizer.from_folder(Path(load.model_path))
         adapter = load_adapter(config, RemoteChat(desk) if load.is_chat else RemoteGenerator(desk), tokenizer)
     except ServiceError as error:
         with suppress(OSError):
-            end.sendall(encode_frame(Refused(reason=str(error))))
+            end.sendall(encode_frame(LoadRefused(reason=str(error))))
         return
     uvloop.run(WorkerProgram(adapter, desk).serve(end))
 

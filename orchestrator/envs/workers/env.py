@@ -18,16 +18,15 @@ from pathlib import Path
 
 from loguru import logger
 
-from orchestrator.config import EnvConfig
-from orchestrator.engines.chat_model import ChatModel, Model
+from chat.branch import ImageCache
+from orchestrator.config.envs import EnvConfig
+from orchestrator.engines.protocol import ChatModel, Model
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.envs.workers.frames import FrameLink, receive_blocking
-from orchestrator.envs.workers.messages import FROM_WORKER, FromWorker, Ready, Refused
+from orchestrator.envs.workers.link import FROM_WORKER, FrameLink, FromWorker, LoadRefused, Ready, receive_blocking
 from orchestrator.envs.workers.process import COMMAND, END_S, WorkerModel, WorkerProcess
 from orchestrator.envs.workers.worker import BLOCKED_S, Worker, WorkerGone, least_busy
 from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
-from orchestrator.images.pictures import PictureShelf
-from orchestrator.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
 from runtime.errors import UserError
 
 GRACE_S = 2.0
@@ -64,7 +63,7 @@ class WorkerEnv:
         self._examples = tuple(
             Example(self.name, example_id, position) for position, example_id in enumerate(ready.example_ids)
         )
-        self._shelf = PictureShelf()
+        self._shelf = ImageCache()
         self.workers: dict[int, Worker] = {}
         self._num_deaths = [0] * len(processes)
         self._tasks: list[asyncio.Task[None]] = []
@@ -238,7 +237,7 @@ def _checked(config: EnvConfig, message: FromWorker | None) -> Ready:
     match message:
         case Ready():
             return message
-        case Refused(reason=reason):
+        case LoadRefused(reason=reason):
             raise UserError(reason)
         case _:
             raise WorkerLinkError(f"a worker of env {config.label!r} ended while it loaded")

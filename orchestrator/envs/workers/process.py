@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.config import EnvConfig
-from orchestrator.envs.workers.messages import Load, encode_frame
+from orchestrator.config.envs import EnvConfig
+from orchestrator.envs.workers.link import Load, encode_frame
 
 COMMAND = (sys.executable, "-m", "orchestrator.envs.workers")
 """The worker's program; the file descriptor of its socket follows."""

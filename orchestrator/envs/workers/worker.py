@@ -8,27 +8,26 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from orchestrator.engines.chat_model import ChatModel, Model
-from orchestrator.engines.protocol import EngineError, InvalidResponse
+from chat.branch import ImageCache, ImagePatches
+from orchestrator.engines.protocol import ChatModel, EngineError, InvalidResponse, Model
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.envs.workers.frames import FrameLink
-from orchestrator.envs.workers.messages import (
+from orchestrator.envs.workers.link import (
     Answer,
     Ask,
     AskChat,
     Broken,
     ChatAnswer,
-    Done,
     Drop,
+    FrameLink,
     FromWorker,
     NoAnswer,
-    Run,
+    RolloutsDone,
+    RunRollouts,
     Stop,
 )
 from orchestrator.envs.workers.process import WorkerProcess
 from orchestrator.errors import WorkerLinkError
-from orchestrator.images.pictures import Pictures, PictureShelf
-from orchestrator.rollout import Failure, Rollout
+from orchestrator.values.rollout import Failure, Rollout
 from runtime.errors import UserError
 from transport.errors import CodecError
 from transport.wire.generation import GenerateRequest
@@ -47,9 +46,7 @@ class Worker:
     """`serve` must run while `run` is used; it returns when the worker is gone, and all its runs fail with it. `shelf`
     is that of all workers of the environment, over which the rollouts of a group are spread."""
 
-    def __init__(
-        self, process: WorkerProcess, link: "FrameLink[FromWorker]", model: Model, shelf: PictureShelf
-    ) -> None:
+    def __init__(self, process: WorkerProcess, link: "FrameLink[FromWorker]", model: Model, shelf: ImageCache) -> None:
         self.process = process
         self._link = link
         self._model = model
@@ -78,7 +75,7 @@ class Worker:
         results: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         self._runs[run_id] = results
         try:
-            self._link.send(Run(id=run_id, request=request))
+            self._link.send(RunRollouts(id=run_id, request=request))
             return await results
         finally:
             del self._runs[run_id]
@@ -118,7 +115,7 @@ class Worker:
                 self._asks[message.id] = tasks.create_task(self._answer(message))
             case Drop() if message.id in self._asks:
                 self._asks[message.id].cancel()
-            case Done() if self._is_awaited(message.id):
+            case RolloutsDone() if self._is_awaited(message.id):
                 results = [_with_shared_pictures(result, self._shelf) for result in message.results]
                 self._runs[message.id].set_result(results)
             case Broken() if self._is_awaited(message.id):
@@ -131,7 +128,7 @@ class Worker:
         results = self._runs.get(run_id)
         return results is not None and not results.done()
 
-    async def _answer(self, ask: Ask | AskChat, pictures: Pictures | None = None) -> None:
+    async def _answer(self, ask: Ask | AskChat, pictures: ImagePatches | None = None) -> None:
         """`pictures` are held here so that others who ask find them."""
         try:
             self._link.send(await self._reply(ask))
@@ -158,7 +155,7 @@ def least_busy(workers: Sequence[Worker]) -> Worker:
     return min(workers, key=lambda worker: (worker.silent_s > BLOCKED_S, worker.num_in_flight))
 
 
-def _without_frame(request: GenerateRequest, shelf: PictureShelf) -> tuple[GenerateRequest, Pictures | None]:
+def _without_frame(request: GenerateRequest, shelf: ImageCache) -> tuple[GenerateRequest, ImagePatches | None]:
     """`request` without the frame it came in, and the pictures in it, shared with all who have the same."""
     if not request.mm_kwargs:
         return request, None
@@ -166,7 +163,7 @@ def _without_frame(request: GenerateRequest, shelf: PictureShelf) -> tuple[Gener
     for name in sorted(request.mm_kwargs):
         digest.update(request.mm_kwargs[name].data)
     try:
-        pictures = Pictures((digest.hexdigest(),), **request.mm_kwargs)
+        pictures = ImagePatches((digest.hexdigest(),), **request.mm_kwargs)
     except (CodecError, TypeError) as error:
         raise WorkerLinkError(f"the pictures of a message do not make sense: {error}") from error
     pictures = shelf.setdefault(pictures.digests, pictures)
@@ -175,7 +172,7 @@ def _without_frame(request: GenerateRequest, shelf: PictureShelf) -> tuple[Gener
     return msgspec.structs.replace(copied, mm_kwargs=pictures.mm_kwargs), pictures
 
 
-def _with_shared_pictures(result: Rollout | Failure, shelf: PictureShelf) -> Rollout | Failure:
+def _with_shared_pictures(result: Rollout | Failure, shelf: ImageCache) -> Rollout | Failure:
     if isinstance(result, Failure) or all(branch.pictures is None for branch in result.branches):
         return result
     branches = [

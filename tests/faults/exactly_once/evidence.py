@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.ledger import LEDGER_NAME, read_ledger
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from runtime.metrics.metric_log import read_metrics
 from tests.faults.exactly_once.signs import read_progress, steps_of
 from transport.wire.ledger import Tally, tally

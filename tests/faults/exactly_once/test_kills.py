@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.ledger_report import report_ledger
+from orchestrator.records.ledger_report import report_ledger
 from tests.faults.conftest import Figures, Record
 from tests.faults.exactly_once.campaign import Campaign, Reference
 from tests.faults.exactly_once.evidence import Result

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from tests.faults.chaos_proxy import ChaosProxy
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.process import Service, service

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.ledger import LEDGER_NAME, read_ledger
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from tests.faults.chaos_proxy import Faults
 from tests.faults.conftest import Figures, Record
 from tests.faults.liveness.run import LiveRun, live_run

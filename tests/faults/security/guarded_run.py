@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from tests.orchestrator.core.toys import free_endpoint, make_config, write_config
 from tests.support.fakes import FakeTrainer, training
 from tests.support.process import Service, service

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.config import InferenceConfig
-from orchestrator.config import BatchServerConfig
+from orchestrator.config.orchestrator import BatchServerConfig
 from runtime.config.config import HealthConfig, resolved_json
 from runtime.errors import ExitCode
 from tests.faults.security.guarded_run import SERVICE

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chat.tokenizer import Tokenizer
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.gateway.server import MAX_BODY_BYTES, SESSION_HEADER, Gateway
-from orchestrator.gateway.session import SamplingPlan, Session
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.envs.gateway import MAX_BODY_BYTES, SESSION_HEADER, Gateway
+from orchestrator.envs.session import SamplingPlan, Session
 from tests.orchestrator.edge.model_folders import CHATML, character_tokenizer, write_folder
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}

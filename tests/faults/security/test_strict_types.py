@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from orchestrator.envs.workers.messages import FromWorker, ToWorker
+from orchestrator.envs.workers.link import FromWorker, ToWorker
 from transport.outbox.progress import ReportedProgress
 from transport.wire.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
 from transport.wire.manifest import BatchManifest

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.engines.http import HttpEngine
-from orchestrator.ledger import LEDGER_NAME, read_ledger
+from orchestrator.engines.http_engine import HttpEngine
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from runtime.errors import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.announcements import Announcements

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
-from orchestrator.policy import Policy
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
+from orchestrator.policy.weight_updates import WeightUpdates
 from runtime.health.health import Health
 from tests.faults.storage.announcements import Announcements
 from tests.faults.storage.engines import EngineProcess
@@ -55,11 +55,13 @@ def source(tmp_path: Path, model_path: Path) -> Announcements:
 
 
 @asynccontextmanager
-async def following(url: str, source: Announcements, update_timeout_s: float = 10.0) -> AsyncIterator[Policy]:
+async def following(url: str, source: Announcements, update_timeout_s: float = 10.0) -> AsyncIterator[WeightUpdates]:
     """The orchestrator's own policy loop and engine pool, without the rest of it."""
     config = EnginesConfig(urls=(url,), start_timeout_s=TIMEOUT_S, update_timeout_s=update_timeout_s)
     pool = HttpEngine(config, TOKEN)
-    policy = Policy(pool, source, Health("orchestrator", 60), update_timeout_s=update_timeout_s, on_live=lambda: None)
+    policy = WeightUpdates(
+        pool, source, Health("orchestrator", 60), update_timeout_s=update_timeout_s, on_live=lambda: None
+    )
     try:
         await pool.start()
         await policy.start(newest_batch=0, timeout_s=TIMEOUT_S)

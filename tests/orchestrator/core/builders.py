@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.filters import ScoredGroup
-from orchestrator.groups import FinalGroup, GroupKey, Ticket
-from orchestrator.rollout import Branch, Failure, FailureReason, Rollout
+from chat.branch import Branch
+from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
+from orchestrator.values.rollout import Failure, FailureReason, Rollout
 from transport.wire.sample import VersionSpan
 
 ENV_ERROR = Failure(FailureReason.ENV_ERROR, "boom")

@@ -9,15 +9,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.admission import AdmissionRule, Outlook, Verdict
-from orchestrator.batcher import check_staleness
-from orchestrator.drop_lineup import DropLineup
-from orchestrator.filters import STALE, ScoredGroup
-from orchestrator.groups import FinalGroup, Ticket
-from orchestrator.ledger import Ledger
-from orchestrator.lineup import Cut, Lineup
-from orchestrator.rollout import Rollout
-from orchestrator.state import CutState, load_state, resume, save_state
+from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.batcher import check_staleness
+from orchestrator.batches.staleness_policy import AdmissionRule, DropAssembler, Outlook, Verdict
+from orchestrator.records.ledger import Ledger
+from orchestrator.records.state import BatchState, load_state, resume, save_state
+from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import STALE, FinalGroup, ScoredGroup, Ticket
+from orchestrator.values.rollout import Rollout
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout, make_ticket
 from transport.wire.ledger import CompletedPositions
 
@@ -30,11 +29,11 @@ def kill(ledger: Ledger) -> None:
     os.close(ledger._descriptor)
 
 
-def make_line(policy: str, rule: AdmissionRule, next_step: int, done: CompletedPositions) -> Lineup:
+def make_line(policy: str, rule: AdmissionRule, next_step: int, done: CompletedPositions) -> BatchAssembler:
     """As `staleness_policy.make_lineup` does."""
     if policy == "drop":
-        return DropLineup(rule.batch_size, next_step, done, max_staleness=rule.max_staleness)
-    return Lineup(rule.batch_size, next_step, done)
+        return DropAssembler(rule.batch_size, next_step, done, max_staleness=rule.max_staleness)
+    return BatchAssembler(rule.batch_size, next_step, done)
 
 
 @dataclass
@@ -48,10 +47,10 @@ class LineSimulation:
     folder: Path
     kill_rate: float = 0.0
     live: int = 0
-    outbox: list[Cut] = field(default_factory=list)
+    outbox: list[AssembledBatch] = field(default_factory=list)
     """Durable batches."""
     num_kills: int = 0
-    lineup: Lineup = field(init=False)
+    lineup: BatchAssembler = field(init=False)
     ledger: Ledger = field(init=False)
     done: CompletedPositions = field(init=False)
     running: dict[int, Ticket] = field(init=False)
@@ -102,7 +101,7 @@ class LineSimulation:
             self.ledger.settled(cut)
             self.ledger.flush()
         if writes >= 2:
-            save_state(self.folder / "state.json", CutState.of("run", "order", cut.step, self.done, cut.done))
+            save_state(self.folder / "state.json", BatchState.of("run", "order", cut.step, self.done, cut.done))
         if writes >= 3:
             self.outbox.append(cut)
             self.done = cut.done

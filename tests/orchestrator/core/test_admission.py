@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.admission import AdmissionRule, Outlook, Verdict
+from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.staleness_policy import AdmissionRule, Outlook, Verdict
 from orchestrator.errors import InvariantError
-from orchestrator.lineup import Cut, Lineup
+from orchestrator.values.batch import AssembledBatch
 from tests.orchestrator.core.builders import make_scored, make_ticket
 from transport.wire.ledger import CompletedPositions
 
@@ -21,15 +22,15 @@ class Simulation:
     rule: AdmissionRule
     sizes: tuple[int, ...]
     random: random.Random
-    lineup: Lineup = field(init=False)
+    lineup: BatchAssembler = field(init=False)
     live: int = 0
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     admitted_at: dict[int, int] = field(default_factory=dict)
-    shipped: list[Cut] = field(default_factory=list)
+    shipped: list[AssembledBatch] = field(default_factory=list)
     most_outstanding: int = 0
 
     def __post_init__(self) -> None:
-        self.lineup = Lineup(self.rule.batch_size, next_step=1, done=CompletedPositions())
+        self.lineup = BatchAssembler(self.rule.batch_size, next_step=1, done=CompletedPositions())
 
     def outlook(self) -> Outlook:
         in_flight = sum(size for size, _ in self.running.values())
@@ -153,7 +154,7 @@ def test_whole_groups_are_counted_where_they_do_not_divide_the_batch() -> None:
 
 
 def test_batches_wait_for_the_head_of_the_line() -> None:
-    lineup = Lineup(batch_size=4, next_step=3, done=CompletedPositions(10))
+    lineup = BatchAssembler(batch_size=4, next_step=3, done=CompletedPositions(10))
     for seq in range(10, 14):
         lineup.dispatch(make_ticket(seq, 2))
     assert lineup.settle(make_scored(2, 11, 2)) == []
@@ -169,7 +170,7 @@ def test_batches_wait_for_the_head_of_the_line() -> None:
 
 
 def test_the_line_refuses_strangers() -> None:
-    lineup = Lineup(batch_size=4, next_step=1, done=CompletedPositions(5))
+    lineup = BatchAssembler(batch_size=4, next_step=1, done=CompletedPositions(5))
     with pytest.raises(InvariantError, match="expected 5"):
         lineup.dispatch(make_ticket(6, 2))
     lineup.dispatch(make_ticket(5, 2))

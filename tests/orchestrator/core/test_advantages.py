@@ -17,7 +17,8 @@ from orchestrator.advantages import (
     finish_batch,
     make_advantage,
 )
-from orchestrator.advantages.config import (
+from orchestrator.advantages.functions import normalised
+from orchestrator.config.advantage import (
     AdvantageConfig,
     CustomAdvantageConfig,
     DrGrpoAdvantageConfig,
@@ -27,9 +28,8 @@ from orchestrator.advantages.config import (
     ReinforcePpAdvantageConfig,
     RlooAdvantageConfig,
 )
-from orchestrator.advantages.functions import normalised
 from orchestrator.errors import AdvantageError
-from orchestrator.groups import GroupKey
+from orchestrator.values.group import GroupKey
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
 

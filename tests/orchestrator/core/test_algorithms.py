@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chat.branch import Branch
 from orchestrator.advantages import make_advantage
-from orchestrator.advantages.config import GrpoAdvantageConfig
-from orchestrator.algorithms.config import OpdAlgorithmConfig, RlAlgorithmConfig, SftAlgorithmConfig
-from orchestrator.algorithms.loading import AnyTeacher, load_envs, make_teachers
-from orchestrator.algorithms.taught_env import ScoredEnv
-from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights, token_weights
-from orchestrator.config import EnvConfig, OrchestratorConfig
+from orchestrator.config.advantage import GrpoAdvantageConfig
+from orchestrator.config.algorithm import OpdAlgorithmConfig, RlAlgorithmConfig, SftAlgorithmConfig
+from orchestrator.config.envs import EnvConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.protocol import Engine, Generator
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import EnvAdapter
-from orchestrator.filters import ZERO_SIGNAL, score
-from orchestrator.group_rule import GroupRule
-from orchestrator.groups import FinalGroup
-from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.rollout import Branch, Rollout
+from orchestrator.groups.scoring import GroupRule, score
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
+from orchestrator.teachers.scored_env import AnyTeacher, ScoredEnv, load_envs, make_teachers
+from orchestrator.values.group import ZERO_SIGNAL, FinalGroup
+from orchestrator.values.rollout import Rollout
+from orchestrator.values.token_weights import PLAIN_RL, TokenWeights, token_weights
 from runtime.errors import PeerLostError, find_service_error
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import make_group, make_rollout, make_ticket

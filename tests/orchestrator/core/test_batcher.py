@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import batcher as batcher_module
-from orchestrator.batcher import Batcher, CutWriter, build, check_staleness
+from orchestrator.batches import batcher as batcher_module
+from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.batcher import Batcher, BatchWriter, check_staleness, encoded_batch
 from orchestrator.errors import InvariantError
-from orchestrator.filters import ScoredGroup
-from orchestrator.ledger import Ledger
-from orchestrator.lineup import Cut, Lineup
-from orchestrator.rollout_log import RolloutLog
+from orchestrator.records.ledger import Ledger
+from orchestrator.records.rollout_log import RolloutLog
+from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import ScoredGroup
 from runtime.errors import StorageError
 from runtime.health.health import Health
 from tests.orchestrator.core.builders import make_group, make_ticket
@@ -44,11 +45,11 @@ class RefusingOutbox(Outbox):
 class Bench:
     def __init__(self, folder: Path, server: BatchServer) -> None:
         self.server = server
-        self.lineup = Lineup(batch_size=2, next_step=1, done=CompletedPositions())
+        self.lineup = BatchAssembler(batch_size=2, next_step=1, done=CompletedPositions())
         self.ledger = Ledger(folder / "ledger.jsonl", CompletedPositions())
         self.health = Health("orchestrator", 60)
         self.steps: list[int] = []
-        writer = CutWriter(
+        writer = BatchWriter(
             "run",
             "order",
             CompletedPositions(),
@@ -69,7 +70,7 @@ class Bench:
             on_cut=self.shipped,
         )
 
-    async def shipped(self, cut: Cut) -> None:
+    async def shipped(self, cut: AssembledBatch) -> None:
         self.steps.append(cut.step)
 
     def add_groups(self, number: int) -> None:
@@ -157,18 +158,18 @@ async def test_a_cut_that_has_begun_is_finished_when_cancelled(
 
 
 def test_samples_are_in_dispatch_order_and_carry_their_names() -> None:
-    cut = Cut(
+    cut = AssembledBatch(
         2,
         (scored(5), ScoredGroup(make_group([1.0, 1.0], 6), (0.0, 0.0), "zero_signal"), scored(7)),
         CompletedPositions(8),
     )
-    samples = decode_batch(build("run", cut))
+    samples = decode_batch(encoded_batch("run", cut))
     assert [sample.trajectory_id for sample in samples] == ["copy/5/0#0", "copy/5/0#1", "copy/7/0#0", "copy/7/0#1"]
     assert [sample.advantages for sample in samples] == [-1.0, 1.0, -1.0, 1.0]
     assert {(sample.run_id, sample.group_id) for sample in samples} == {("run", "copy/5/0"), ("run", "copy/7/0")}
 
 
 def test_a_stale_sample_never_ships() -> None:
-    check_staleness(Cut(4, (scored(0, version=1),), CompletedPositions(1)), max_staleness=2)
+    check_staleness(AssembledBatch(4, (scored(0, version=1),), CompletedPositions(1)), max_staleness=2)
     with pytest.raises(InvariantError, match="batch 5 holds a sample of staleness 3"):
-        check_staleness(Cut(5, (scored(0, version=1),), CompletedPositions(1)), max_staleness=2)
+        check_staleness(AssembledBatch(5, (scored(0, version=1),), CompletedPositions(1)), max_staleness=2)

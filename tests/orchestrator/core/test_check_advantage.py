@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.advantages.config import (
+from orchestrator.advantages.contract import AdvantageInputs, AdvantageOutputs, NamedAdvantage
+from orchestrator.advantages.functions import make_advantage
+from orchestrator.advantages.invariance import check_advantage
+from orchestrator.cli import run
+from orchestrator.config.advantage import (
     DrGrpoAdvantageConfig,
     GrpoAdvantageConfig,
     MaxRlAdvantageConfig,
@@ -14,10 +18,6 @@ from orchestrator.advantages.config import (
     ReinforcePpAdvantageConfig,
     RlooAdvantageConfig,
 )
-from orchestrator.advantages.contract import AdvantageInputs, AdvantageOutputs, NamedAdvantage
-from orchestrator.advantages.factory import make_advantage
-from orchestrator.advantages.invariance import check_advantage
-from orchestrator.cli import run
 from runtime.errors import UserError
 
 BUILT_IN = (

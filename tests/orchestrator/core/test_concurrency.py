@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.concurrency import Bounds, ConcurrencyController, next_limit
-from orchestrator.engines.load import EngineLoad, total_load
-from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.protocol import EngineError, EngineLoad, total_load
+from orchestrator.policy.concurrency import Bounds, ConcurrencyController, next_limit
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy
 
 BOUNDS = Bounds(lowest=8, highest=512)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.algorithms.token_weights import TokenWeights
-from orchestrator.config import OrchestratorConfig
-from orchestrator.group_rule import group_rules
+from orchestrator.config.orchestrator import OrchestratorConfig
+from orchestrator.groups.scoring import group_rules
+from orchestrator.values.token_weights import TokenWeights
 from runtime.config.config import resolved_json
 from tests.orchestrator.core.toys import make_config
 

@@ -14,20 +14,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config import OrchestratorConfig
-from orchestrator.curriculum.config import CustomCurriculumConfig, DifficultyCurriculumConfig
-from orchestrator.curriculum.curricula import Curricula, Lesson
-from orchestrator.curriculum.curriculum import Curriculum, Outcome, draw
-from orchestrator.curriculum.weights import ExampleStats, difficulty, make_weights
+from orchestrator.config.envs import CustomCurriculumConfig, DifficultyCurriculumConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
+from orchestrator.data.curriculum import (
+    Curricula,
+    Curriculum,
+    ExampleStats,
+    Lesson,
+    VisitOutcome,
+    difficulty,
+    draw,
+    make_weights,
+)
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import CurriculumError, StateMismatchError
-from orchestrator.filters import ScoredGroup
-from orchestrator.groups import FinalGroup, GroupKey, Ticket
-from orchestrator.history import HISTORY_NAME, History
-from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.lineup import Cut
-from orchestrator.rollout import Failure, Rollout
+from orchestrator.records.history import HISTORY_NAME, History
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
+from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
+from orchestrator.values.rollout import Failure, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
@@ -42,10 +48,10 @@ def make_curriculum(num_examples: int = 12, refresh_groups: int = 4, seed: int =
     return Curriculum("toy", num_examples, weights, seed=seed, refresh_groups=refresh_groups, memory=0.5)
 
 
-def outcome_of(visit: int, example: int) -> Outcome:
+def outcome_of(visit: int, example: int) -> VisitOutcome:
     """Some examples are easy, some are lost now and then, some change."""
     num_rollouts = 0 if (visit + example) % 7 == 0 else 4
-    return Outcome(visit, example, num_rollouts, num_rollouts * ((example % 5) / 4 + 0.1 * (visit % 3)))
+    return VisitOutcome(visit, example, num_rollouts, num_rollouts * ((example % 5) / 4 + 0.1 * (visit % 3)))
 
 
 def one_by_one(curriculum: Curriculum, number: int) -> list[int]:
@@ -58,7 +64,7 @@ def one_by_one(curriculum: Curriculum, number: int) -> list[int]:
     return examples
 
 
-def lesson(curriculum: Curriculum, outcomes: list[Outcome]) -> Lesson:
+def lesson(curriculum: Curriculum, outcomes: list[VisitOutcome]) -> Lesson:
     """Through JSON, as in the history."""
     rounds = {outcome.visit // curriculum.refresh_groups for outcome in outcomes}
     tables = {number: tuple(curriculum.table(number).tolist()) for number in rounds}
@@ -81,7 +87,7 @@ def test_neither_timing_nor_kills_change_what_is_visited(
     chance = random.Random(seed)
     curriculum, tail, cursor = make(), 0, 0
     running: dict[int, int] = {}
-    final: dict[int, Outcome] = {}
+    final: dict[int, VisitOutcome] = {}
     durable: list[Lesson] = []
     while cursor < number:
         event = chance.random()
@@ -187,7 +193,7 @@ def test_only_groups_that_no_failure_dropped_have_an_outcome() -> None:
 def test_a_history_that_is_lost_is_not_made_up_for(tmp_path: Path) -> None:
     curricula = Curricula({"toy": make_curriculum()})
     history = History(tmp_path / HISTORY_NAME, 1, curricula)
-    history.write(Cut(1, (scored(0, [0.0, 1.0]),), CompletedPositions(1)))
+    history.write(AssembledBatch(1, (scored(0, [0.0, 1.0]),), CompletedPositions(1)))
     History(tmp_path / HISTORY_NAME, 2, Curricula({"toy": make_curriculum()}))
     (tmp_path / HISTORY_NAME).unlink()
     with pytest.raises(StateMismatchError, match="ends with batch 0, the run with 1"):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.examples import BLOCK, EnvShare, ExampleOrder, slots_per_block
-from orchestrator.seeds import permutation, rollout_seed
+from orchestrator.data.examples import BLOCK, EnvShare, ExampleOrder, slots_per_block
+from orchestrator.data.seeds import permutation, rollout_seed
 
 MIX = (EnvShare("copy", 7, 3.0), EnvShare("reverse", 130, 1.0), EnvShare("count", 1, 0.001))
 GOLDEN = [("reverse", 53, 0), ("copy", 0, 0), ("reverse", 78, 1), ("copy", 0, 107), ("copy", 0, 5810)]

@@ -6,12 +6,12 @@ from random import Random
 import pytest
 
 from orchestrator.advantages import make_advantage
-from orchestrator.advantages.config import GrpoAdvantageConfig
+from orchestrator.config.advantage import GrpoAdvantageConfig
 from orchestrator.errors import EnginesLostError, FailureRateError
-from orchestrator.failure_guard import MIN_GROUPS, FailureGuard
-from orchestrator.filters import ScoredGroup, score
-from orchestrator.group_rule import GroupRule
-from orchestrator.rollout import Failure, FailureReason
+from orchestrator.groups.guards import MIN_GROUPS, FailureGuard
+from orchestrator.groups.scoring import GroupRule, score
+from orchestrator.values.group import ScoredGroup
+from orchestrator.values.rollout import Failure, FailureReason
 from runtime.errors import ExitCode
 from tests.orchestrator.core.builders import ENV_ERROR, make_group
 

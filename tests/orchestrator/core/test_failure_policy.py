@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.acceptance import lost_tries
-from orchestrator.config import OrchestratorConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
+from orchestrator.data.seeds import rollout_seed
+from orchestrator.envs.outcome import lost_tries
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.rollout import Failure, FailureReason, Rollout
-from orchestrator.seeds import rollout_seed
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
+from orchestrator.values.rollout import Failure, FailureReason, Rollout
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy

@@ -8,12 +8,21 @@ import msgspec
 import pytest
 
 from orchestrator.advantages import make_advantage
-from orchestrator.advantages.config import GrpoAdvantageConfig, PpoAdvantageConfig, ReinforcePpAdvantageConfig
+from orchestrator.config.advantage import GrpoAdvantageConfig, PpoAdvantageConfig, ReinforcePpAdvantageConfig
 from orchestrator.errors import NoSignalError
-from orchestrator.filters import STALE, ZERO_SIGNAL, ScoredGroup, SignalGuard, normalise_batch, score
-from orchestrator.group_rule import GroupRule
-from orchestrator.groups import JOINT_FAILURE, TOO_FEW_SURVIVORS, FinalGroup, GroupKey, Ticket
-from orchestrator.rollout import Failure, FailureReason
+from orchestrator.groups.guards import SignalGuard
+from orchestrator.groups.scoring import GroupRule, normalise_batch, score
+from orchestrator.values.group import (
+    JOINT_FAILURE,
+    STALE,
+    TOO_FEW_SURVIVORS,
+    ZERO_SIGNAL,
+    FinalGroup,
+    GroupKey,
+    ScoredGroup,
+    Ticket,
+)
+from orchestrator.values.rollout import Failure, FailureReason
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
 
 GRPO = GroupRule(make_advantage(GrpoAdvantageConfig()))

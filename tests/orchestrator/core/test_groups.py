@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import InvariantError
-from orchestrator.groups import (
+from orchestrator.groups.collector import GroupBuffer
+from orchestrator.values.group import (
     JOINT_FAILURE,
     NO_SURVIVORS,
     PARTIAL_GROUP,
     TOO_FEW_SURVIVORS,
     FinalGroup,
-    GroupBuffer,
     GroupKey,
     Ticket,
 )
-from orchestrator.rollout import Failure, Rollout
+from orchestrator.values.rollout import Failure, Rollout
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout, make_ticket
 
 

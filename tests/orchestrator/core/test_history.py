@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.curriculum.curricula import Curricula
+from orchestrator.data.curriculum import Curricula
 from orchestrator.errors import StateMismatchError
-from orchestrator.filters import ScoredGroup
-from orchestrator.history import History
-from orchestrator.lineup import Cut
-from orchestrator.selection import Selection, select, selection_metrics
+from orchestrator.records.history import History
+from orchestrator.report.selection_bias import SelectionBias, selection_bias, selection_bias_metrics
+from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import ScoredGroup
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
 from tests.orchestrator.core.test_curriculum import make_curriculum, scored
 from transport.wire.ledger import CompletedPositions
@@ -32,11 +32,11 @@ GROUPS = (group(0, 10), group(1, 30, "stale"), group(2, 10, "zero_signal"), grou
 
 
 def test_waste_counts_tokens_that_finished_and_rollouts_that_started() -> None:
-    selection = select(GROUPS)
-    assert selection == Selection(
+    selection = selection_bias(GROUPS)
+    assert selection == SelectionBias(
         num_started=8, num_finished=7, num_trained=3, finished_tokens=140, trained_tokens=60, stale_tokens=60
     )
-    values = selection_metrics("all", selection)
+    values = selection_bias_metrics("all", selection)
     assert values == {
         "waste/all/rollout_share": pytest.approx(5 / 8),
         "waste/all/share": pytest.approx(80 / 140),
@@ -46,17 +46,17 @@ def test_waste_counts_tokens_that_finished_and_rollouts_that_started() -> None:
 
 
 def test_nothing_is_said_of_what_did_not_happen() -> None:
-    assert selection_metrics("all", Selection()) == {}
-    assert selection_metrics("all", Selection(num_started=4)) == {"waste/all/rollout_share": 1.0}
-    assert "length_bias/all/ratio" not in selection_metrics("all", select([GROUPS[1]]))
+    assert selection_bias_metrics("all", SelectionBias()) == {}
+    assert selection_bias_metrics("all", SelectionBias(num_started=4)) == {"waste/all/rollout_share": 1.0}
+    assert "length_bias/all/ratio" not in selection_bias_metrics("all", selection_bias([GROUPS[1]]))
 
 
 def curricula() -> Curricula:
     return Curricula({"toy": make_curriculum(refresh_groups=1)})
 
 
-def cut(step: int) -> Cut:
-    return Cut(step, (scored(step - 1, [0.0, 1.0]),), CompletedPositions(step))
+def cut(step: int) -> AssembledBatch:
+    return AssembledBatch(step, (scored(step - 1, [0.0, 1.0]),), CompletedPositions(step))
 
 
 def write(path: Path, *steps: int) -> None:
@@ -77,7 +77,7 @@ def test_a_restart_forgets_the_batch_that_did_not_become_durable(tmp_path: Path)
     restarted = History(path, next_step=3, curricula=known)
     assert known.by_env["toy"].is_ready(3), "a draw that needs the outcomes of batches 1 and 2"
     assert not known.by_env["toy"].is_ready(4), "a draw that needs that of batch 3"
-    restarted.write(Cut(3, (), CompletedPositions(3)))
+    restarted.write(AssembledBatch(3, (), CompletedPositions(3)))
     assert path.read_bytes().splitlines() == [*lines[:2], b'{"step":3}']
     History(path, next_step=4, curricula=curricula())
 
@@ -95,7 +95,7 @@ def test_a_torn_line_is_cut_off_and_nonsense_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"step":2,"les')
     torn = History(path, next_step=2, curricula=curricula())
-    torn.write(Cut(2, (), CompletedPositions(2)))
+    torn.write(AssembledBatch(2, (), CompletedPositions(2)))
     assert path.read_bytes() == whole + b'{"step":2}\n'
     path.write_text("nonsense\n")
     with pytest.raises(StateMismatchError, match=r"cannot read the history .*history.jsonl"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.ledger import LEDGER_NAME, read_ledger
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from runtime.errors import ExitCode
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.fakes import FakeTrainer, training

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from orchestrator.batches.assembler import BatchAssembler
 from orchestrator.errors import LedgerError
-from orchestrator.filters import ScoredGroup
-from orchestrator.ledger import LEDGER_NAME, Ledger, read_ledger, terminal_states
-from orchestrator.ledger_report import collapse, print_ledger, report_ledger
-from orchestrator.lineup import Cut, Lineup
-from orchestrator.rollout import Failure, FailureReason
+from orchestrator.records.ledger import LEDGER_NAME, Ledger, read_ledger, terminal_states
+from orchestrator.records.ledger_report import collapse, print_ledger, report_ledger
+from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import ScoredGroup
+from orchestrator.values.rollout import Failure, FailureReason
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_scored, make_ticket
 from tests.orchestrator.core.line_simulation import kill
@@ -26,8 +27,8 @@ def ledger_path(tmp_path: Path) -> Path:
     return tmp_path / "ledger" / LEDGER_NAME
 
 
-def one_cut(step: int, *groups: ScoredGroup) -> Cut:
-    return Cut(step, groups, CompletedPositions(groups[-1].group.ticket.seq + 1))
+def one_cut(step: int, *groups: ScoredGroup) -> AssembledBatch:
+    return AssembledBatch(step, groups, CompletedPositions(groups[-1].group.ticket.seq + 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,7 +42,7 @@ def test_whatever_happens_the_ledger_balances(
     path = tmp_path_factory.mktemp("ledger") / LEDGER_NAME
     done, lineup, ledger, num_dispatched = (
         CompletedPositions(),
-        Lineup(4, 1, CompletedPositions()),
+        BatchAssembler(4, 1, CompletedPositions()),
         Ledger(path, CompletedPositions()),
         0,
     )
@@ -67,7 +68,7 @@ def test_whatever_happens_the_ledger_balances(
             done = cut.done if event == "cut" else done
         if event in ("crash", "lose_cut"):
             kill(ledger)
-            ledger, lineup, open_seqs = Ledger(path, done), Lineup(4, lineup.next_step, done), []
+            ledger, lineup, open_seqs = Ledger(path, done), BatchAssembler(4, lineup.next_step, done), []
     ledger.close()
     result = tally(read_ledger(path))
     assert result.balances, result.problems

@@ -9,15 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.advantages import make_advantage
-from orchestrator.advantages.config import GrpoAdvantageConfig
-from orchestrator.algorithms.token_weights import TokenWeights
-from orchestrator.filters import ScoredGroup, score
-from orchestrator.group_rule import GroupRule
-from orchestrator.groups import FinalGroup, GroupKey, Ticket
-from orchestrator.lineup import Cut
-from orchestrator.metrics import StepTimes, staleness, step_line, step_metrics
-from orchestrator.rollout import Failure, Rollout
-from orchestrator.rollout_log import RolloutLog, rollout_log_path, rollout_rows
+from orchestrator.config.advantage import GrpoAdvantageConfig
+from orchestrator.groups.scoring import GroupRule, score
+from orchestrator.records.rollout_log import RolloutLog, rollout_log_path, rollout_rows
+from orchestrator.report.metrics import StepTimes, step_line, step_metrics
+from orchestrator.values.batch import AssembledBatch, staleness
+from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
+from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.token_weights import TokenWeights
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from transport.wire.ledger import CompletedPositions
 
@@ -38,7 +37,7 @@ def group(
     return score(FinalGroup(ticket, results), GRPO)
 
 
-CUT = Cut(
+CUT = AssembledBatch(
     step=4,
     groups=(
         group("copy", 0, [0.0, 1.0], length=2, version=1),
@@ -78,7 +77,7 @@ def test_every_environment_has_its_own_numbers() -> None:
 def test_failed_tries_count_as_failures_of_rollouts_that_were_dispatched() -> None:
     scored = group("copy", 0, [0.0, 1.0])
     retried = dataclasses.replace(scored.group, failed_tries=((1, ENV_ERROR), (1, ENV_ERROR)))
-    values = step_metrics(Cut(1, (score(retried, GRPO),), CompletedPositions(1)), TIMES)
+    values = step_metrics(AssembledBatch(1, (score(retried, GRPO),), CompletedPositions(1)), TIMES)
     assert (values["failures/copy/env_error"], values["failures/copy/share"]) == (2.0, 0.5)
 
 
@@ -91,7 +90,7 @@ def test_rollouts_that_no_policy_sampled_have_no_staleness_and_no_advantage() ->
     )
     rule = dataclasses.replace(GRPO, weights=TokenWeights(rl=0.0, ce=1.0))
     values = step_metrics(
-        Cut(1, (score(FinalGroup(scored.group.ticket, rollouts), rule),), CompletedPositions(1)), TIMES
+        AssembledBatch(1, (score(FinalGroup(scored.group.ticket, rollouts), rule),), CompletedPositions(1)), TIMES
     )
     assert values["reward/copy/mean"] == 0.5
     assert not any(key.startswith(("staleness/", "advantage/")) for key in values)
@@ -136,7 +135,7 @@ def test_every_key_has_three_parts_and_every_value_is_a_number() -> None:
 def test_numbers_of_the_environment_become_metrics() -> None:
     scored = group("copy", 0, [0.0, 1.0])
     rollouts = tuple(replace(r, metrics={"exact": r.reward}) for r in scored.group.results)  # type: ignore[type-var]
-    cut = Cut(1, (score(FinalGroup(scored.group.ticket, rollouts), GRPO),), CompletedPositions(1))  # type: ignore[arg-type]
+    cut = AssembledBatch(1, (score(FinalGroup(scored.group.ticket, rollouts), GRPO),), CompletedPositions(1))  # type: ignore[arg-type]
     assert step_metrics(cut, TIMES)["metric_exact/copy/mean"] == 0.5
 
 
@@ -156,7 +155,9 @@ def test_a_step_is_one_line_for_people() -> None:
 
 
 def test_a_cut_in_which_nothing_survived_an_environment_still_has_metrics() -> None:
-    cut = Cut(1, (group("copy", 0, [0.0, 1.0]), group("race", 1, [ENV_ERROR, ENV_ERROR])), CompletedPositions(2))
+    cut = AssembledBatch(
+        1, (group("copy", 0, [0.0, 1.0]), group("race", 1, [ENV_ERROR, ENV_ERROR])), CompletedPositions(2)
+    )
     values = step_metrics(cut, TIMES)
     assert values["failures/race/share"] == 1.0
     assert "reward/race/mean" not in values
@@ -177,7 +178,7 @@ def test_saved_rollouts_say_what_became_of_each() -> None:
 
 
 def test_a_dropped_group_is_saved_without_advantages() -> None:
-    cut = Cut(1, (group("race", 0, [1.0, ENV_ERROR], joint=True),), CompletedPositions(1))
+    cut = AssembledBatch(1, (group("race", 0, [1.0, ENV_ERROR], joint=True),), CompletedPositions(1))
     assert [(row["state"], row["advantage"]) for row in rollout_rows(cut)] == [
         ("filtered:joint_failure", None),
         ("failed:env_error", None),
@@ -186,7 +187,7 @@ def test_a_dropped_group_is_saved_without_advantages() -> None:
 
 def test_rollouts_are_written_whole_and_replaced_when_cut_again(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path)
-    log.write(Cut(4, CUT.groups[:1], CompletedPositions(1)))
+    log.write(AssembledBatch(4, CUT.groups[:1], CompletedPositions(1)))
     log.write(CUT)
     lines = rollout_log_path(tmp_path, 4).read_text().splitlines()
     assert len(lines) == 7
@@ -197,7 +198,7 @@ def test_rollouts_are_written_whole_and_replaced_when_cut_again(tmp_path: Path) 
 def test_messages_that_json_does_not_know_are_written_as_text(tmp_path: Path) -> None:
     strange = replace(make_rollout(), messages=({"role": "tool", "content": Path("/x"), "set": {1}},))
     ticket = Ticket(GroupKey("copy", "0", 0), 0, 1, False, 0)
-    RolloutLog(tmp_path).write(Cut(1, (score(FinalGroup(ticket, (strange,)), GRPO),), CompletedPositions(1)))
+    RolloutLog(tmp_path).write(AssembledBatch(1, (score(FinalGroup(ticket, (strange,)), GRPO),), CompletedPositions(1)))
     row = json.loads(rollout_log_path(tmp_path, 1).read_text())
     assert row["messages"][0]["content"] == "/x"
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.envs.closing import close_adapter
-from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.protocol import RolloutRequest, close_adapter
 from orchestrator.errors import FailureRateError, StateColumnError
-from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.rollout import Failure, FailureReason
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
+from orchestrator.values.rollout import Failure, FailureReason
 from runtime.errors import ExitCode, UserError, find_service_error
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.toys import DEADLINE_S, ToyEnv, make_config, make_engine, run_orchestrator, run_toy

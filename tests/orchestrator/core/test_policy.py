@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator import policy as policy_module
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.policy import Policy
+from orchestrator.policy import weight_updates as policy_module
+from orchestrator.policy.weight_updates import WeightUpdates
 from runtime.errors import PeerLostError, UserError
 from runtime.health.health import Health
 from tests.support.waiting import until_async
@@ -17,7 +17,7 @@ from transport.wire.generation import ServedWeights
 
 
 class Announcements:
-    """What `Policy` reads of a `BatchServer`."""
+    """What `WeightUpdates` reads of a `BatchServer`."""
 
     def __init__(self, weights: PublishedWeights | None = None) -> None:
         self.weights = weights
@@ -66,23 +66,23 @@ def published(version: int) -> PublishedWeights:
     return PublishedWeights(version=version, manifest_path=f"v{version}", digest=f"digest-{version}")
 
 
-def make_policy(engine: FlakyEngine, source: Announcements, live: list[int] | None = None) -> Policy:
+def make_policy(engine: FlakyEngine, source: Announcements, live: list[int] | None = None) -> WeightUpdates:
     """`live` collects the version at each call of `on_live`."""
     seen = [] if live is None else live
-    policy = Policy(
+    policy = WeightUpdates(
         engine, source, Health("orchestrator", 60), update_timeout_s=0.2, on_live=lambda: seen.append(policy.live)
     )
     return policy
 
 
-async def follow(policy: Policy, condition: Callable[[], bool]) -> None:
+async def follow(policy: WeightUpdates, condition: Callable[[], bool]) -> None:
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(policy.run())
         await until_async(condition, 20)
         loop.cancel()
 
 
-async def start(policy: Policy, newest_batch: int = 10, timeout_s: float = 5.0) -> None:
+async def start(policy: WeightUpdates, newest_batch: int = 10, timeout_s: float = 5.0) -> None:
     await policy.start(newest_batch=newest_batch, timeout_s=timeout_s)
 
 
@@ -178,7 +178,7 @@ async def test_an_engine_that_hangs_is_given_up_after_its_deadline() -> None:
 
 async def test_health_says_which_engine_holds_up_a_version_and_why() -> None:
     engine, source, health = FlakyEngine(), Announcements(), Health("orchestrator", 60)
-    policy = Policy(engine, source, health, update_timeout_s=0.2, on_live=lambda: None)
+    policy = WeightUpdates(engine, source, health, update_timeout_s=0.2, on_live=lambda: None)
     engine.num_refusals = 3
     source.announce(1)
     said = []

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.history import HISTORY_NAME
-from orchestrator.ledger import LEDGER_NAME, read_ledger
+from orchestrator.records.history import HISTORY_NAME
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from runtime.errors import ExitCode
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy, write_config

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.lineup import Lineup
-from orchestrator.pulse import Pulse, pipeline_facts, rejection_facts, trainer_facts
+from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.report.status import StatusReporter, pipeline_facts, rejection_facts, trainer_facts
 from runtime.health.health import Health
 from transport.outbox.outbox import Outbox
 from transport.outbox.progress import PublishedWeights
@@ -62,7 +62,9 @@ async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_p
     outbox = Outbox(tmp_path, "run")
     outbox.mark_weights(PublishedWeights(version=2, manifest_path="weights/v2", digest="x"))
     async with BatchServer("tcp://127.0.0.1:0", outbox) as server:
-        Pulse(server, Lineup(8, 5, CompletedPositions()), health, in_flight=lambda: 0, batch_size=8).beat()
+        StatusReporter(
+            server, BatchAssembler(8, 5, CompletedPositions()), health, in_flight=lambda: 0, batch_size=8
+        ).beat()
     assert server.last_trained == 0
     assert health.report()["untrained_batches"] == 2
 
@@ -70,7 +72,9 @@ async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_p
 async def test_pulse_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_path: Path) -> None:
     health = Health("orchestrator", stall_timeout_s=60)
     async with BatchServer("tcp://127.0.0.1:0", Outbox(tmp_path, "run")) as server:
-        pulse = Pulse(server, Lineup(8, 3, CompletedPositions()), health, in_flight=lambda: 4, batch_size=8)
+        pulse = StatusReporter(
+            server, BatchAssembler(8, 3, CompletedPositions()), health, in_flight=lambda: 4, batch_size=8
+        )
         health.waiting_for("groups for batch 3", loop="batcher")
         beating = asyncio.create_task(pulse.run())
         await asyncio.sleep(0)  # the first beat comes at once

@@ -8,24 +8,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator import scheduler as scheduler_module
-from orchestrator.acceptance import accept
-from orchestrator.admission import AdmissionRule
 from orchestrator.advantages import make_advantage
-from orchestrator.advantages.config import GrpoAdvantageConfig
-from orchestrator.collector import Collector
-from orchestrator.config import EnvConfig
-from orchestrator.engines.availability import Availability
+from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.staleness_policy import AdmissionRule
+from orchestrator.config.advantage import GrpoAdvantageConfig
+from orchestrator.config.envs import EnvConfig
+from orchestrator.data.examples import EnvShare, ExampleOrder
+from orchestrator.engines.protocol import Availability
 from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.examples import EnvShare, ExampleOrder
-from orchestrator.failure_guard import FailureGuard
-from orchestrator.filters import SignalGuard
-from orchestrator.group_rule import GroupRule
-from orchestrator.ledger import Ledger
-from orchestrator.lineup import Lineup
-from orchestrator.rollout import Failure, FailureReason, Rollout
-from orchestrator.scheduler import EnvSlot, Scheduler
+from orchestrator.groups import scheduler as scheduler_module
+from orchestrator.groups.collector import Collector
+from orchestrator.groups.guards import FailureGuard, SignalGuard
+from orchestrator.groups.scheduler import EnvRunner, Scheduler
+from orchestrator.groups.scoring import GroupRule
+from orchestrator.records.ledger import Ledger
+from orchestrator.values.rollout import Failure, FailureReason, Rollout
 from runtime.health.health import Health
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv
@@ -59,7 +58,7 @@ class Bench:
     """A scheduler with everything that it needs, and nothing else."""
 
     def __init__(self, folder: Path, adapter: EnvAdapter, *, max_in_flight: int = 12, group_size: int = 4) -> None:
-        self.lineup = Lineup(batch_size=8, next_step=1, done=CompletedPositions())
+        self.lineup = BatchAssembler(batch_size=8, next_step=1, done=CompletedPositions())
         self.live = 0
         self.availability = Availability()
         collector = Collector(
@@ -73,7 +72,7 @@ class Bench:
         config = EnvConfig(id="toy", group_size=group_size, rollout_timeout_s=0.05)
         self.health = Health("orchestrator", 60)
         self.scheduler = Scheduler(
-            {"toy": EnvSlot(config, adapter)},
+            {"toy": EnvRunner(config, adapter)},
             ExampleOrder(0, [EnvShare("toy", len(adapter.examples), 1.0)]),
             AdmissionRule(8, group_size, max_staleness=2, max_in_flight=max_in_flight, max_steps=100),
             collector,

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.admission import AdmissionRule, Outlook, Verdict
-from orchestrator.drop_lineup import DropLineup
-from orchestrator.filters import ScoredGroup
-from orchestrator.ledger import read_ledger
-from orchestrator.lineup import Lineup
-from orchestrator.staleness_policy import make_lineup
+from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.staleness_policy import AdmissionRule, DropAssembler, Outlook, Verdict, make_assembler
+from orchestrator.records.ledger import read_ledger
+from orchestrator.values.group import ScoredGroup
 from tests.orchestrator.core.builders import make_group, make_ticket
 from tests.orchestrator.core.line_simulation import LineSimulation
 from tests.orchestrator.core.toys import make_config
@@ -80,14 +78,14 @@ def test_the_simulation_sees_kills_holes_and_stale_groups(tmp_path: Path) -> Non
     assert any(cut.done.beyond for run in runs for cut in run.outbox)
 
 
-def finished(line: Lineup, seq: int, num_trainable: int = 2, version: int = 0) -> None:
+def finished(line: BatchAssembler, seq: int, num_trainable: int = 2, version: int = 0) -> None:
     rewards = [0.0, 1.0] if num_trainable else [1.0, 1.0]
     filtered = None if num_trainable else "zero_signal"
     line.settle(ScoredGroup(make_group(rewards, seq, version=version), (-1.0, 1.0), filtered))
 
 
 def test_drop_ships_what_finishes_first_and_throws_away_what_is_too_old() -> None:
-    line = DropLineup(batch_size=2, next_step=3, done=CompletedPositions(10), max_staleness=2)
+    line = DropAssembler(batch_size=2, next_step=3, done=CompletedPositions(10), max_staleness=2)
     for seq in range(10, 13):
         line.dispatch(make_ticket(seq))
     finished(line, 12)
@@ -102,7 +100,7 @@ def test_drop_ships_what_finishes_first_and_throws_away_what_is_too_old() -> Non
 
 
 def test_a_restarted_line_steps_over_what_is_done() -> None:
-    for line in (Lineup(4, 3, DONE), DropLineup(4, 3, DONE, max_staleness=9)):
+    for line in (BatchAssembler(4, 3, DONE), DropAssembler(4, 3, DONE, max_staleness=9)):
         tails = []
         for _ in range(4):
             tails.append(line.tail)
@@ -111,7 +109,7 @@ def test_a_restarted_line_steps_over_what_is_done() -> None:
         for seq in (7, 10, 5):
             finished(line, seq)
         assert line.cuts[0].done == (
-            CompletedPositions(10) if type(line) is Lineup else CompletedPositions(5, ((6, 11),))
+            CompletedPositions(10) if type(line) is BatchAssembler else CompletedPositions(5, ((6, 11),))
         )
 
 
@@ -129,7 +127,7 @@ def test_drop_admits_what_could_be_in_time_and_wait_what_must_be() -> None:
     assert drop.needed_version(late) == 1
 
 
-@pytest.mark.parametrize(("policy", "line"), [("wait", Lineup), ("drop", DropLineup)])
-def test_the_config_chooses_the_line(tmp_path: Path, policy: str, line: type[Lineup]) -> None:
+@pytest.mark.parametrize(("policy", "line"), [("wait", BatchAssembler), ("drop", DropAssembler)])
+def test_the_config_chooses_the_line(tmp_path: Path, policy: str, line: type[BatchAssembler]) -> None:
     config = make_config(tmp_path, staleness_policy=policy)
-    assert type(make_lineup(config, 1, CompletedPositions(), tuple)) is line
+    assert type(make_assembler(config, 1, CompletedPositions(), tuple)) is line

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.batcher import CutWriter
-from orchestrator.curriculum.curricula import Curricula
+from orchestrator.batches.batcher import BatchWriter
+from orchestrator.data.curriculum import Curricula
+from orchestrator.data.examples import EnvShare
 from orchestrator.errors import StateMismatchError
-from orchestrator.examples import EnvShare
-from orchestrator.history import HISTORY_NAME, History
-from orchestrator.ledger import LEDGER_NAME, Ledger, read_ledger
-from orchestrator.lineup import Cut
 from orchestrator.orchestrator import open_outbox
-from orchestrator.rollout_log import RolloutLog
-from orchestrator.state import CutState, describe_order, load_state, save_state
-from orchestrator.state import resume as resume_from
+from orchestrator.records.history import HISTORY_NAME, History
+from orchestrator.records.ledger import LEDGER_NAME, Ledger, read_ledger
+from orchestrator.records.rollout_log import RolloutLog
+from orchestrator.records.state import BatchState, describe_order, load_state, save_state
+from orchestrator.records.state import resume as resume_from
+from orchestrator.values.batch import AssembledBatch
 from runtime.errors import UserError
 from runtime.run_dir.run_dir import RunDir
 from tests.orchestrator.core.builders import make_scored, make_ticket
@@ -23,10 +23,10 @@ from transport.outbox.outbox import Outbox, batch_path
 from transport.wire.ledger import CompletedPositions, tally
 
 ORDER = describe_order(0, [EnvShare("copy", 40, 1.0)])
-STATE = CutState(run_id="run", order=ORDER, step=5, begin=70, end=93)
+STATE = BatchState(run_id="run", order=ORDER, step=5, begin=70, end=93)
 
 
-def resume(state: CutState | None, next_step: int, *, run_id: str = "run", order: str = ORDER) -> CompletedPositions:
+def resume(state: BatchState | None, next_step: int, *, run_id: str = "run", order: str = ORDER) -> CompletedPositions:
     return resume_from(state, next_step, run_id=run_id, order=order)
 
 
@@ -77,18 +77,18 @@ class Run:
         self.done = resume_from(load_state(self.state_path), self.outbox.next_step, run_id="run", order=ORDER)
         self.ledger = Ledger(folder / LEDGER_NAME, self.done)
         history = History(folder / HISTORY_NAME, self.outbox.next_step, Curricula())
-        self.writer = CutWriter("run", ORDER, self.done, self.state_path, self.ledger, history, RolloutLog(None))
+        self.writer = BatchWriter("run", ORDER, self.done, self.state_path, self.ledger, history, RolloutLog(None))
 
     @property
     def cursor(self) -> int:
         return self.done.cursor
 
-    def next_cut(self) -> Cut:
+    def next_cut(self) -> AssembledBatch:
         """A filtered group, then one that ships: two positions per batch."""
         for seq in (self.cursor, self.cursor + 1):
             self.ledger.dispatched(make_ticket(seq, size=2))
         groups = (make_scored(0, self.cursor, 2), make_scored(2, self.cursor + 1, 2))
-        return Cut(self.outbox.next_step, groups, CompletedPositions(self.cursor + 2))
+        return AssembledBatch(self.outbox.next_step, groups, CompletedPositions(self.cursor + 2))
 
     def cut(self, *, kill_after: str = "") -> None:
         """Write batch N in the order of `state.py`, up to the instant of the kill."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.config import OrchestratorConfig
+from chat.branch import Int32s
+from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.rollout import Int32s
 from orchestrator.service import Backend, serve
 from runtime.config.config import load_config
 from runtime.process.service import run_main

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from orchestrator.algorithms.loading import AnyTeacher
-from orchestrator.config import OrchestratorConfig
+from chat.branch import Branch
+from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.protocol import Engine
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.orchestrator import Orchestrator, open_outbox
-from orchestrator.rollout import Branch, Example, Failure, Rollout
+from orchestrator.teachers.scored_env import AnyTeacher
+from orchestrator.values.rollout import Example, Failure, Rollout
 from runtime.health.health import Health
 from runtime.metrics.metric_log import MetricLog
 from runtime.run_dir.run_dir import RunDir

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tokenizer import Tokenizer
+from chat.tokenizer import Tokenizer
 from tests.orchestrator.edge.model_folders import CHATML, bpe_tokenizer, character_tokenizer, write_folder
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.rollout import Branch
+from chat.branch import Branch
 from transport.wire.generation import FinishReason, GenerateReply
 from transport.wire.sample import VersionSpan
 from transport.wire.tensor import EncodedTensor

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.canary import CanaryCheck
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.errors import CanaryError
+from orchestrator.policy.canary import CanaryCheck
 from runtime.errors import find_service_error
 from tests.orchestrator.core.toys import ToyEnv, make_config, run_orchestrator
 from tests.orchestrator.edge.canary_server import CanaryServer, canary_of

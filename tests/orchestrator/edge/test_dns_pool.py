@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.discovery import expand
-from orchestrator.engines.http import HttpEngine
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine, expand
 from orchestrator.engines.protocol import EngineError
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
 from tests.support.waiting import until_async

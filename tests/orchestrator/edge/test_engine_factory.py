@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from chat.tokenizer import Tokenizer
 from orchestrator.engines.factory import make_engine
-from orchestrator.engines.http import HttpEngine
+from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.tokenizer import Tokenizer
 from tests.orchestrator.core.toys import make_config
 
 

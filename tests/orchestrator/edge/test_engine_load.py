@@ -3,10 +3,9 @@
 import pytest
 from aiohttp import web
 
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
-from orchestrator.engines.load import EngineLoad
-from orchestrator.engines.protocol import EngineError
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
+from orchestrator.engines.protocol import EngineError, EngineLoad
 from tests.orchestrator.edge.engine_server import EngineServer, dead, serving
 
 

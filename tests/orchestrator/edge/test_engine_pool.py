@@ -7,20 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tenacity import RetryCallState
 
-from orchestrator.engines.availability import Availability
-from orchestrator.engines.circuit import FIRST_REST_S, MAX_FAILURES, Circuit
-from orchestrator.engines.http_client import EngineClient, new_session
-from orchestrator.engines.pool import EnginePool
-from orchestrator.engines.protocol import EngineError
-from orchestrator.engines.replica import Replica, least_loaded
-from orchestrator.engines.retry import (
+from orchestrator.engines.http_client import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
+    EngineClient,
     TemporaryError,
+    new_session,
     parse_retry_after,
     retrying,
     wait_s,
 )
+from orchestrator.engines.pool import EnginePool
+from orchestrator.engines.protocol import Availability, EngineError
+from orchestrator.engines.replica import FIRST_REST_S, MAX_FAILURES, Circuit, Replica, least_loaded
 from tests.support.waiting import until_async
 
 

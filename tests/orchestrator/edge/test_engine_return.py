@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.engines.protocol import EngineError
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, Misbehave, dead, serving
 from tests.orchestrator.edge.test_http_engine import ask, hang, status

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from orchestrator.engine_watch import EngineWatch
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
+from orchestrator.report.status import EngineWatch
 from runtime.health.health import Health
 from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.orchestrator.edge.engine_server import TOKEN, EngineServer

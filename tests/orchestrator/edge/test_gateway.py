@@ -6,11 +6,11 @@ import aiohttp
 import numpy as np
 import pytest
 
+from chat.tokenizer import Tokenizer
 from orchestrator.engines.protocol import Engine
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.gateway.server import SESSION_HEADER, Gateway
-from orchestrator.gateway.session import SamplingPlan, Session
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.envs.gateway import SESSION_HEADER, Gateway
+from orchestrator.envs.session import SamplingPlan, Session
 from tests.orchestrator.edge.replies import check_branch, sampled_tokens
 from tests.support.waiting import until_async
 from transport.wire.generation import GenerateRequest

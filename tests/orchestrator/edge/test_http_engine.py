@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from orchestrator.engines.config import EnginesConfig
-from orchestrator.engines.http import HttpEngine
+from orchestrator.config.engines import EnginesConfig
+from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from tests.orchestrator.edge.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, serving
 from tests.orchestrator.edge.replies import make_reply

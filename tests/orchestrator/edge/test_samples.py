@@ -2,10 +2,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from orchestrator.algorithms.config import OpdAlgorithmConfig, RlAlgorithmConfig, SftAlgorithmConfig
-from orchestrator.algorithms.token_weights import PLAIN_RL, TokenWeights, token_weights
-from orchestrator.rollout import Branch, Rollout
-from orchestrator.samples import to_samples
+from chat.branch import Branch
+from orchestrator.batches.samples import to_samples
+from orchestrator.config.algorithm import OpdAlgorithmConfig, RlAlgorithmConfig, SftAlgorithmConfig
+from orchestrator.values.rollout import Rollout
+from orchestrator.values.token_weights import PLAIN_RL, TokenWeights, token_weights
 from transport.wire.codec import decode_sample, encode
 from transport.wire.sample import TrainingSample, VersionSpan
 

@@ -3,10 +3,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from orchestrator.engines.config import ScriptedEngineConfig
+from chat.tokenizer import Tokenizer
+from orchestrator.config.engines import ScriptedEngineConfig
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine, from_config, log_normal
-from orchestrator.tokenizer import Tokenizer
 from transport.wire.generation import GenerateReply, GenerateRequest
 from transport.wire.sample import VersionSpan
 from transport.wire.tensor import EncodedTensor

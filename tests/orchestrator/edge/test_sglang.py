@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chat.tokenizer import Tokenizer
 from orchestrator.engines.factory import make_engine
 from orchestrator.engines.protocol import Engine, EngineError
-from orchestrator.tokenizer import Tokenizer
 from tests.orchestrator.core.toys import make_config
 from tests.orchestrator.edge.sglang_server import SglangServer, sglang
 from tests.support.waiting import until_async

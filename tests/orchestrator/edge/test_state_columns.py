@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config import EnvConfig
+from chat.tokenizer import Tokenizer
+from orchestrator.config.envs import EnvConfig
+from orchestrator.envs.outcome import REQUIRED_COLUMNS, read_columns, saved_columns
 from orchestrator.errors import StateColumnError
-from orchestrator.filters import ScoredGroup
-from orchestrator.groups import FinalGroup, GroupKey, Ticket
-from orchestrator.lineup import Cut
-from orchestrator.rollout import Rollout
-from orchestrator.rollout_log import RolloutLog, rollout_log_path
-from orchestrator.state_columns import REQUIRED_COLUMNS, read_columns, saved_columns
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.records.rollout_log import RolloutLog, rollout_log_path
+from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
+from orchestrator.values.rollout import Rollout
 from runtime.errors import ExitCode
 from tests.orchestrator.edge.test_verifiers_adapter import DRIVERS, only, request_for, running, saying
 from transport.wire.ledger import CompletedPositions
@@ -102,7 +101,7 @@ async def test_a_bad_column_stops_the_run_at_the_first_rollout(
 def saved_row(folder: Path, rollout: Rollout) -> dict[str, Any]:
     ticket = Ticket(GroupKey(rollout.env_name, rollout.example_id, 0), 0, 1, False, 0)
     RolloutLog(folder).write(
-        Cut(1, (ScoredGroup(FinalGroup(ticket, (rollout,)), (1.0,), None),), CompletedPositions(1))
+        AssembledBatch(1, (ScoredGroup(FinalGroup(ticket, (rollout,)), (1.0,), None),), CompletedPositions(1))
     )
     row: dict[str, Any] = json.loads(rollout_log_path(folder, 1).read_text())
     return row

@@ -10,12 +10,13 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from orchestrator.algorithms.config import TeacherConfig
-from orchestrator.algorithms.taught_env import ScoredEnv
-from orchestrator.algorithms.teacher import Teacher, checked_scores
+from orchestrator.config.algorithm import TeacherConfig
 from orchestrator.engines.protocol import EngineError, InvalidResponse
+from orchestrator.engines.validation import checked_scores
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.teachers.scored_env import ScoredEnv
+from orchestrator.teachers.teacher import Teacher
+from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
 from runtime.errors import PeerLostError, UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.edge.engine_server import VOCAB_SIZE, EngineServer, serving

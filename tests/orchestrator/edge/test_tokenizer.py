@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer as Core
 from transformers import AutoTokenizer
 
-from orchestrator.chat_template import ChatTemplateError
-from orchestrator.tokenizer import Tokenizer
+from chat.errors import ChatTemplateError
+from chat.tokenizer import Tokenizer
 from runtime.errors import UserError
 from tests.orchestrator.edge.model_folders import (
     BRACKETS,

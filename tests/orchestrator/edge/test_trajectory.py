@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.chat_template import Message
-from orchestrator.tokenizer import Tokenizer
-from orchestrator.trajectory import Trajectory
+from chat.templates import Message
+from chat.tokenizer import Tokenizer
+from chat.trajectory import Trajectory
 from tests.orchestrator.edge.model_folders import BRACKETS, QWEN_LIKE, bpe_tokenizer, character_tokenizer, write_folder
 from tests.orchestrator.edge.replies import check_branch, make_reply, observed_tokens, sampled_tokens
 from transport.wire.sample import VersionSpan

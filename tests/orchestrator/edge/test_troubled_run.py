@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chat.branch import Int32s
+from chat.tokenizer import Tokenizer
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
-from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.rollout import Int32s
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.toys import make_config, run_toy
 from transport.wire.generation import GenerateRequest

@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.acceptance import accept
-from orchestrator.config import EnvConfig
+from chat.tokenizer import Tokenizer
+from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.scripted import Latency, ScriptedEngine
 from orchestrator.envs.loading import load_env
+from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.envs.verifiers_adapter import DirectDriver, GatewayDriver, VerifiersAdapter
-from orchestrator.rollout import Failure, FailureReason, Rollout
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.envs.verifiers.drivers import DirectDriver, GatewayDriver
+from orchestrator.envs.verifiers.loading import VerifiersAdapter
+from orchestrator.values.rollout import Failure, FailureReason, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.edge.replies import check_branch, sampled_tokens
 from tests.support.waiting import until_async

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.algorithms.config import TeacherConfig
-from orchestrator.config import OrchestratorConfig
-from orchestrator.engines.circuit import MAX_FAILURES
+from chat.tokenizer import Tokenizer
+from orchestrator.config.algorithm import TeacherConfig
+from orchestrator.config.eval import EvalCommandConfig
+from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.openai import OpenAIModel, base_url
+from orchestrator.engines.replica import MAX_FAILURES
 from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.eval.command import evaluate
-from orchestrator.eval.command_config import EvalCommandConfig
 from orchestrator.eval.report import EvalReport, save_report
-from orchestrator.gateway.session import SamplingPlan, Session
-from orchestrator.tokenizer import Tokenizer
 from runtime.config.config import parse_config
 from runtime.errors import PeerLostError, UserError
 from tests.inference.conftest import running_client, running_engine

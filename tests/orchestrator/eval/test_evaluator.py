@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import EvalConfig
+from orchestrator.config.eval import EvalConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.eval.evaluator import Evaluator
-from orchestrator.rollout import Failure, Rollout
+from orchestrator.values.rollout import Failure, Rollout
 from runtime.health.health import Health
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.eval.schedule import due_version, last_evaluated, result_path, save_result
+from orchestrator.eval.evaluator import due_version, last_evaluated, result_path, save_result
 
 
 def test_multiples_and_the_last_version_are_due() -> None:

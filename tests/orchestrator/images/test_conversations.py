@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from chat.branch import Branch
+from chat.tokenizer import Tokenizer
+from orchestrator.batches.samples import to_samples
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.gateway.session import SamplingPlan, Session
-from orchestrator.rollout import Branch, Rollout
-from orchestrator.samples import to_samples
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.envs.session import SamplingPlan, Session
+from orchestrator.values.rollout import Rollout
 from tests.orchestrator.images.drawn import data_url, picture, user, vision_folder
 from transport.wire.codec import decode_sample, encode_sample
 from transport.wire.generation import GenerateRequest

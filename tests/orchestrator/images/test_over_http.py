@@ -3,18 +3,17 @@
 import numpy as np
 import pytest
 
-from orchestrator.algorithms.taught_env import ScoredEnv
+from chat.branch import Branch, ImagePatches
 from orchestrator.engines.protocol import EngineError
-from orchestrator.engines.sglang_client import SglangClient
-from orchestrator.images.pictures import Pictures
-from orchestrator.rollout import Branch
+from orchestrator.engines.sglang import SglangClient
+from orchestrator.teachers.scored_env import ScoredEnv
 from tests.orchestrator.edge.engine_server import EngineServer, serving
 from tests.orchestrator.edge.test_http_engine import connected, status
 from transport.wire.generation import GenerateReply, GenerateRequest
 from transport.wire.tensor import EncodedTensor
 
 PIXELS = np.random.default_rng(0).random((4096, 48), dtype=np.float32)
-PICTURES = Pictures(("d",), EncodedTensor.of(PIXELS), EncodedTensor.of(np.array([[1, 64, 64]], np.int64)))
+PICTURES = ImagePatches(("d",), EncodedTensor.of(PIXELS), EncodedTensor.of(np.array([[1, 64, 64]], np.int64)))
 
 
 def ask() -> GenerateRequest:

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from orchestrator.images.errors import ImageError
-from orchestrator.images.folder import read_image_reader
-from orchestrator.images.patches import PatchMaker, PatchSettings
+from chat.errors import ImageError
+from chat.images.patches import PatchMaker, PatchSettings
+from chat.images.reader import read_image_reader
 from runtime.errors import UserError
 from tests.orchestrator.images.drawn import data_url, picture, user, vision_folder, vision_tokenizer
 

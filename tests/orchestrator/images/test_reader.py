@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chat.errors import ImageError
+from chat.images.reader import ImageReader
+from chat.tokenizer import Tokenizer
+from orchestrator.engines.http_client import MAX_UPLOADS, Uploads
 from orchestrator.engines.protocol import InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.engines.uploads import MAX_UPLOADS, Uploads
-from orchestrator.gateway.session import SamplingPlan, Session
-from orchestrator.images.errors import ImageError
-from orchestrator.images.reader import ImageReader
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.envs.session import SamplingPlan, Session
 from tests.orchestrator.images.drawn import data_url, picture, user, vision_folder
 from transport.wire.generation import GenerateRequest
 from transport.wire.tensor import EncodedTensor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from orchestrator.config import EnvConfig
+from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.workers.env import load_in_workers

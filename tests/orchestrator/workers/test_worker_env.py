@@ -12,22 +12,21 @@ from typing import Any
 
 import pytest
 
-from orchestrator.algorithms.config import TeacherConfig
-from orchestrator.algorithms.teacher import Teacher
-from orchestrator.config import EnvConfig, EvalEnvConfig
-from orchestrator.engines.chat_model import ChatAsk, ChatReply
-from orchestrator.engines.protocol import EngineError, InvalidResponse
+from chat.tokenizer import Tokenizer
+from orchestrator.config.algorithm import TeacherConfig
+from orchestrator.config.envs import EnvConfig
+from orchestrator.config.eval import EvalEnvConfig
+from orchestrator.engines.protocol import ChatAsk, ChatReply, EngineError, InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.envs.workers.env import WorkerEnv, load_in_workers, worker_facts
-from orchestrator.envs.workers.frames import receive_blocking
-from orchestrator.envs.workers.messages import FROM_WORKER, Ready
+from orchestrator.envs.workers.link import FROM_WORKER, Ready, receive_blocking
 from orchestrator.envs.workers.process import WorkerModel, WorkerProcess
 from orchestrator.errors import EnvWorkersLostError
-from orchestrator.ledger import LEDGER_NAME, read_ledger
-from orchestrator.rollout import Failure, FailureReason, Rollout
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.records.ledger import LEDGER_NAME, read_ledger
+from orchestrator.teachers.teacher import Teacher
+from orchestrator.values.rollout import Failure, FailureReason, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.core.toys import make_config, run_toy
 from tests.orchestrator.edge.engine_server import EngineServer, serving

@@ -10,16 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from chat.branch import ImageCache
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.envs.workers.frames import FrameLink
-from orchestrator.envs.workers.messages import (
+from orchestrator.envs.workers.link import (
     FROM_WORKER,
     HEAD_BYTES,
     TO_WORKER,
     Answer,
     Broken,
-    Done,
+    FrameLink,
+    RolloutsDone,
     ToWorker,
     decode_frame,
     encode_frame,
@@ -27,8 +28,7 @@ from orchestrator.envs.workers.messages import (
 from orchestrator.envs.workers.process import WorkerProcess
 from orchestrator.envs.workers.worker import Worker, WorkerGone
 from orchestrator.errors import WorkerLinkError
-from orchestrator.images.pictures import PictureShelf
-from orchestrator.rollout import Example, Rollout
+from orchestrator.values.rollout import Example, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
 from tests.support.waiting import until_async
@@ -63,7 +63,7 @@ async def worker_and_peer() -> AsyncIterator[tuple[Worker, FrameLink[ToWorker]]]
     ours, theirs = socket.socketpair()
     link, peer = await FrameLink.open(ours, FROM_WORKER), await FrameLink.open(theirs, TO_WORKER)
     try:
-        yield Worker(NoProcess(), link, ScriptedEngine(16, 0), PictureShelf()), peer
+        yield Worker(NoProcess(), link, ScriptedEngine(16, 0), ImageCache()), peer
     finally:
         await link.hang_up()
         await peer.hang_up()
@@ -115,7 +115,7 @@ async def test_rollout_that_makes_no_sense_costs_the_worker(rollout: Rollout) ->
     async with worker_and_peer() as (worker, peer), asyncio.timeout(PATIENCE_S):
         run = asyncio.create_task(worker.run(REQUEST))
         await until_async(lambda: worker.num_in_flight == 1, PATIENCE_S)
-        peer.send(Done(id=0, results=(rollout,)))
+        peer.send(RolloutsDone(id=0, results=(rollout,)))
         problem = await worker.serve()
         assert "does not decode" in problem
         await worker.end(0.0, problem)
@@ -126,8 +126,8 @@ async def test_rollout_that_makes_no_sense_costs_the_worker(rollout: Rollout) ->
 def test_what_an_environment_puts_into_messages_is_sent_as_text() -> None:
     said = {"role": "tool", "content": Path("/x"), "numbers": {1: 2.5, "all": [None, np.float32(0.5)]}}
     rollout = msgspec.structs.replace(make_rollout(), messages=(said,))
-    done = decode_frame(FROM_WORKER, encode_frame(Done(id=0, results=(rollout,)))[HEAD_BYTES:])
-    assert isinstance(done, Done)
+    done = decode_frame(FROM_WORKER, encode_frame(RolloutsDone(id=0, results=(rollout,)))[HEAD_BYTES:])
+    assert isinstance(done, RolloutsDone)
     (arrived,) = done.results
     assert isinstance(arrived, Rollout)
     assert arrived.messages == ({"role": "tool", "content": "/x", "numbers": {1: 2.5, "all": [None, "0.5"]}},)
@@ -137,4 +137,4 @@ def test_what_an_environment_puts_into_messages_is_sent_as_text() -> None:
 def test_message_that_cannot_be_sent_is_an_error_with_its_reason(content: object) -> None:
     rollout = msgspec.structs.replace(make_rollout(), messages=({"content": content},))
     with pytest.raises(WorkerLinkError, match="cannot be sent"):
-        encode_frame(Done(id=0, results=(rollout,)))
+        encode_frame(RolloutsDone(id=0, results=(rollout,)))

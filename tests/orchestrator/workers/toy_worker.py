@@ -12,14 +12,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from orchestrator.config import EnvConfig
+from chat.tokenizer import Tokenizer
+from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.protocol import Generator
 from orchestrator.envs.outcome import failure_of
 from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.envs.workers.child import main
-from orchestrator.gateway.session import SamplingPlan, Session
-from orchestrator.rollout import Example, Failure, Rollout
-from orchestrator.tokenizer import Tokenizer
+from orchestrator.values.rollout import Example, Failure, Rollout
 from runtime.errors import UserError
 from tests.orchestrator.images.drawn import data_url, picture, user
 from tests.support.waiting import until

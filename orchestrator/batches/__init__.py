@@ -1,0 +1,1 @@
+"""Scored groups to batches, by one staleness policy, and to training samples."""

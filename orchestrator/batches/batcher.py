@@ -1,0 +1,186 @@
+"""`Batcher`: takes complete batches from the line, makes them durable, and announces them, one at a time.
+
+The order of writes is derived in `state.py`. Blocking work (encoding, fsync) runs in threads. A cut that has begun is
+finished even when the batcher is cancelled, so that a clean shutdown never stands between two writes.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from loguru import logger
+
+from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.samples import to_samples
+from orchestrator.errors import InvariantError
+from orchestrator.records.history import History
+from orchestrator.records.ledger import Ledger
+from orchestrator.records.rollout_log import RolloutLog
+from orchestrator.records.state import BatchState, save_state
+from orchestrator.values.batch import AssembledBatch, staleness
+from runtime.errors import StorageError
+from runtime.health.health import Health
+from transport.errors import OutboxError
+from transport.server.server import BatchServer
+from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.ledger import CompletedPositions
+
+STORE_TRIES = 5
+"""Tries to make a batch durable before the run ends with exit code 74."""
+STORE_BACKOFF_S = 0.5
+"""Pause after the first failed try; doubles with each."""
+LOOP = "batcher"
+
+_T = TypeVar("_T")
+
+
+def encoded_batch(run_id: str, cut: AssembledBatch) -> EncodedBatch:
+    """The batch of a cut: all samples of its trained rollouts, in the order of the cut."""
+    samples = [
+        sample
+        for scored in cut.trained
+        for index, rollout, advantage in scored.trainable
+        for sample in to_samples(
+            rollout,
+            advantage=advantage,
+            run_id=run_id,
+            group_id=scored.group.ticket.key.id,
+            trajectory_id=f"{scored.group.ticket.key.id}#{index}",
+            weights=scored.weights,
+        )
+    ]
+    return build_batch(run_id, cut.step, samples)
+
+
+def check_staleness(cut: AssembledBatch, max_staleness: int) -> None:
+    """The promise of `admission.py`, checked at every cut."""
+    worst = max(staleness(cut.step, cut.groups), default=0)
+    if worst > max_staleness:
+        raise InvariantError(
+            f"batch {cut.step} holds a sample of staleness {worst}, above max_staleness {max_staleness}"
+        )
+
+
+class BatchWriter:
+    """Everything that must be on disk before batch N is. Blocking."""
+
+    def __init__(
+        self,
+        run_id: str,
+        order: str,
+        done: CompletedPositions,
+        state_path: Path,
+        ledger: Ledger,
+        history: History | None,
+        rollout_log: RolloutLog,
+    ) -> None:
+        self.done = done
+        """What is in a durable batch."""
+        self._run_id = run_id
+        self._order = order
+        self._state_path = state_path
+        self._ledger = ledger
+        self._history = history
+        self._rollout_log = rollout_log
+
+    def prepare(self, cut: AssembledBatch) -> EncodedBatch:
+        """Save all that must be there first; the batch that may now be stored. Safe to repeat. Raises `OSError`."""
+        batch = encoded_batch(self._run_id, cut)
+        self._rollout_log.write(cut)
+        self._ledger.flush()
+        if self._history is not None:
+            self._history.write(cut)
+        save_state(self._state_path, BatchState.of(self._run_id, self._order, cut.step, self.done, cut.done))
+        return batch
+
+
+class Batcher:
+    """`notify` wakes it: a group is final. `on_cut` is awaited when a batch is durable and announced."""
+
+    def __init__(
+        self,
+        lineup: BatchAssembler,
+        server: BatchServer,
+        ledger: Ledger,
+        writer: BatchWriter,
+        health: Health,
+        *,
+        max_staleness: int,
+        max_ahead: int,
+        max_steps: int,
+        on_cut: Callable[[AssembledBatch], Awaitable[None]],
+    ) -> None:
+        self._lineup = lineup
+        self._server = server
+        self._ledger = ledger
+        self._writer = writer
+        self._health = health
+        self._max_staleness = max_staleness
+        self._max_ahead = max_ahead
+        self._max_steps = max_steps
+        self._on_cut = on_cut
+        self._changed = asyncio.Event()
+        self.waited_for_trainer_s = 0.0
+        """Time that complete batches waited for the trainer, in all."""
+
+    def notify(self) -> None:
+        """A group is final: look again whether a batch is complete."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Ship until batch `max_steps` is durable."""
+        while self._server.outbox.next_step <= self._max_steps:
+            cut = await self._next_cut()
+            await self._room()
+            await _to_the_end(self._ship(cut))
+            await self._on_cut(cut)
+
+    async def _next_cut(self) -> AssembledBatch:
+        while not self._lineup.cuts:
+            self._changed.clear()
+            with self._health.waiting(f"groups for batch {self._lineup.next_step}", loop=LOOP):
+                await self._changed.wait()
+        return self._lineup.cuts.popleft()
+
+    async def _room(self) -> None:
+        started = time.monotonic()
+        what = f"the trainer to train step {self._server.last_trained + 1} ({self._max_ahead} batches may be untrained)"
+        with self._health.waiting(what, loop=LOOP):
+            await self._server.until(lambda: self._server.outbox.num_untrained < self._max_ahead)
+        self.waited_for_trainer_s += time.monotonic() - started
+
+    async def _ship(self, cut: AssembledBatch) -> None:
+        await asyncio.to_thread(check_staleness, cut, self._max_staleness)
+        self._ledger.settled(cut)
+        batch = await _stored(lambda: asyncio.to_thread(self._writer.prepare, cut), cut.step)
+        await _stored(lambda: self._server.publish(batch), cut.step)
+        self._writer.done = cut.done
+
+
+async def _stored(act: Callable[[], Awaitable[_T]], step: int) -> _T:
+    """Try again while the disk refuses; `StorageError` when it keeps refusing."""
+    for attempt in range(1, STORE_TRIES + 1):
+        try:
+            return await act()
+        except (OSError, OutboxError) as error:
+            if attempt == STORE_TRIES:
+                raise StorageError(f"batch {step} could not be stored in {STORE_TRIES} tries: {error}") from error
+            logger.warning("batch {} is not stored yet (try {}): {}", step, attempt, error)
+        await asyncio.sleep(STORE_BACKOFF_S * 2 ** (attempt - 1))
+    raise AssertionError("the last try returns or raises")
+
+
+async def _to_the_end(work: Awaitable[None]) -> None:
+    """Finish `work` even when cancelled meanwhile, then let the cancellation go on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:  # once by a loop that failed, say, and again by a stop signal
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,1 @@
+"""All config classes of the orchestrator. Imports none of its rooms."""

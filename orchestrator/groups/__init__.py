@@ -1,0 +1,1 @@
+"""Groups of rollouts: scheduled, collected, scored, guarded."""

@@ -1,0 +1,1 @@
+"""New weights: applied to engines, verified, and how many rollouts may run."""

@@ -1,0 +1,1 @@
+"""What is reported: metrics of a step, selection bias, status."""

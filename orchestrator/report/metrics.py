@@ -1,0 +1,120 @@
+"""Metrics of one cut, as a pure function: keys are `{metric}/{all|env_name}/{stat}`.
+
+`reward`, `length` (all tokens), `sampled_length`, `truncated` and `duration_s` speak of everything that was generated,
+filtered groups included, so that they do not move when the filter bites; `advantage` and `staleness` speak of what is
+trained. Failures count by reason, tries that were made again included; rollouts that were cancelled because their group
+was lost count under `cancelled`, but not in the share of failures. `waste` and `length_bias`: `selection.py`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.report.selection_bias import selection_bias, selection_bias_metrics
+from orchestrator.values.batch import AssembledBatch, staleness
+from orchestrator.values.group import ScoredGroup
+from orchestrator.values.rollout import FailureReason
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How the time since the cut before was spent, in seconds; and how full the pipeline is."""
+
+    duration_s: float
+    waited_for_policy_s: float
+    """The scheduler could not admit because of the staleness bound."""
+    waited_for_trainer_s: float
+    """A complete batch could not ship because too many were untrained."""
+    in_flight: int
+    live_version: int
+
+
+def step_metrics(cut: AssembledBatch, times: StepTimes) -> dict[str, float]:
+    """Everything that is logged for batch `cut.step`."""
+    envs = cut.by_env
+    by_name = {name: _columns(cut.step, groups) for name, groups in envs.items()}
+    over_all: dict[str, list[float]] = defaultdict(list)
+    for columns in by_name.values():
+        for metric, column in columns.items():
+            over_all[metric] += column
+    values: dict[str, float] = {}
+    for name, columns in {ALL: over_all, **by_name}.items():
+        for metric, column in columns.items():
+            values |= _stats(metric, name, column)
+    for name, groups in {ALL: cut.groups, **envs}.items():
+        values |= _losses(name, groups) | selection_bias_metrics(name, selection_bias(groups))
+    return values | _pipeline_metrics(cut, times, over_all["sampled_length"])
+
+
+def _columns(step: int, groups: Sequence[ScoredGroup]) -> dict[str, list[float]]:
+    """What the rollouts of one environment were, by metric: one number each."""
+    generated = [rollout for group in groups for _, rollout in group.group.survivors]
+    columns: dict[str, list[float]] = {
+        "reward": [rollout.reward for rollout in generated],
+        "length": [float(rollout.num_tokens) for rollout in generated],
+        "sampled_length": [float(rollout.num_sampled_tokens) for rollout in generated],
+        "truncated": [float(rollout.is_truncated) for rollout in generated],
+        "duration_s": [rollout.duration_s for rollout in generated],
+        "advantage": [advantage for group in groups if group.weights.rl for _, _, advantage in group.trainable],
+        "staleness": [float(age) for age in staleness(step, groups)],
+    }
+    for key in sorted({key for rollout in generated for key in rollout.metrics}):
+        columns[f"metric_{key}"] = [rollout.metrics[key] for rollout in generated if key in rollout.metrics]
+    return columns
+
+
+def _stats(metric: str, name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    column = np.asarray(values, dtype=np.float64)
+    stats = {"mean": column.mean(), "std": column.std(), "min": column.min(), "max": column.max()}
+    return {f"{metric}/{name}/{stat}": float(value) for stat, value in stats.items()}
+
+
+def _losses(name: str, groups: Iterable[ScoredGroup]) -> dict[str, float]:
+    """Failed rollouts by reason, filtered groups by reason."""
+    failures: Counter[str] = Counter()
+    filtered: Counter[str] = Counter()
+    num_rollouts = num_groups = 0
+    for group in groups:
+        lost = (*group.group.failed_tries, *group.group.failures)
+        failures.update(failure.reason.value for _, failure in lost)
+        filtered.update([group.filtered] if group.filtered else [])
+        num_rollouts += group.group.num_dispatched
+        num_groups += 1
+    values = {f"failures/{name}/{reason}": float(count) for reason, count in failures.items()}
+    values |= {f"filtered/{name}/{reason}": float(count) for reason, count in filtered.items()}
+    num_failed = failures.total() - failures[FailureReason.CANCELLED.value]
+    values[f"failures/{name}/share"] = num_failed / num_rollouts
+    values[f"filtered/{name}/share"] = filtered.total() / num_groups
+    return values
+
+
+def _pipeline_metrics(cut: AssembledBatch, times: StepTimes, sampled_lengths: Sequence[float]) -> dict[str, float]:
+    seconds = max(times.duration_s, 1e-9)
+    return {
+        "throughput/all/tokens_per_s": sum(sampled_lengths) / seconds,
+        "throughput/all/rollouts_per_s": len(sampled_lengths) / seconds,
+        "batch/all/rollouts": float(sum(group.num_trainable for group in cut.groups)),
+        "batch/all/groups": float(len(cut.trained)),
+        "in_flight/all/rollouts": float(times.in_flight),
+        "policy/all/version": float(times.live_version),
+        "time/all/step_s": times.duration_s,
+        "time/all/waited_for_policy_s": times.waited_for_policy_s,
+        "time/all/waited_for_trainer_s": times.waited_for_trainer_s,
+    }
+
+
+def step_line(step: int, max_steps: int, values: Mapping[str, float]) -> str:
+    """The one line that people read per step."""
+    return (
+        f"step {step}/{max_steps}  reward {values.get('reward/all/mean', float('nan')):.3f}  "
+        f"rollouts {values['batch/all/rollouts']:.0f}  filtered {values['filtered/all/share']:.0%}  "
+        f"failed {values['failures/all/share']:.0%}  length {values.get('sampled_length/all/mean', 0):.1f}  "
+        f"staleness {values.get('staleness/all/mean', 0):.2f}/{values.get('staleness/all/max', 0):.0f}  "
+        f"{values['throughput/all/tokens_per_s']:.0f} tok/s  {values['time/all/step_s']:.1f} s"
+    )

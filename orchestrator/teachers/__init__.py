@@ -1,0 +1,1 @@
+"""Frozen models that the policy imitates (`sft`) or is pulled towards (`opd`)."""

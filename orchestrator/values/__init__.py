@@ -1,0 +1,1 @@
+"""What flows through the orchestrator: rollouts, groups, batches."""
