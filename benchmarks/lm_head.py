@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import harness
-from trainer.logprobs import TokenScores, token_scores
+from trainer.model.logprobs import TokenScores, token_scores
 
 TIMED = (2048, 65536, 256)
 """Tokens, vocabulary, hidden size."""

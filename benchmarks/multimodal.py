@@ -36,7 +36,7 @@ import uvloop
 
 from benchmarks import harness
 from trainer.images.inputs import merge_images
-from trainer.images.intake import take_in
+from trainer.images.samples import check_image_samples
 from trainer.images.spec import ImageSpec
 from transport.client.client import BatchClient
 from transport.outbox.outbox import Outbox
@@ -55,7 +55,7 @@ GRID = (1, 16, 14)
 NUM_TEXT_TOKENS = 72
 SAMPLE_BYTES = 224 * PATCH_NUMBERS * 4
 TOTAL_BYTES = NUM_SAMPLES * SAMPLE_BYTES
-STAGES = ("cut", "store", "serve", "fetch", "take_in", "merge")
+STAGES = ("cut", "store", "serve", "fetch", "check_image_samples", "merge")
 SHIPPED = ("cut", "store", "serve", "fetch")
 COPIES = 5
 """Of the pixels in the stages that ship them."""
@@ -158,7 +158,7 @@ async def serve_until_told(outbox: Outbox, endpoint: str, pipe: Connection) -> N
 def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, list[float]]:
     """(seconds of serving, of our own stages and of memcpy, wall seconds of each fetch)."""
     spec = ImageSpec(IMAGE_TOKEN, MERGE, PATCH_NUMBERS)
-    seconds: Seconds = {stage: [] for stage in ("serve", "fetch", "take_in", "merge", "memcpy")}
+    seconds: Seconds = {stage: [] for stage in ("serve", "fetch", "check_image_samples", "merge", "memcpy")}
     walls = []
     with BatchClient(endpoint, RUN, peer_timeout_s=60.0) as client:
         client.hello()
@@ -167,7 +167,7 @@ def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, lis
             samples = client.samples(client.manifest(step), range(NUM_SAMPLES))
             walls.append(time.perf_counter() - wall)
             marks.append(time.process_time())
-            intake = take_in(dict(enumerate(samples)), spec, seq_len=1024)
+            intake = check_image_samples(dict(enumerate(samples)), spec, seq_len=1024)
             marks.append(time.process_time())
             assert not intake.refused, intake.refused
             for first in range(0, NUM_SAMPLES, MICRO_BATCH_SAMPLES):

@@ -11,9 +11,10 @@ the mean over several draws of lengths, and the worst of them. `ms` is the best 
 import numpy as np
 
 from benchmarks import harness
-from trainer.bins import IntArray, best_fit_decreasing, compute_cost
-from trainer.layout import Layout
-from trainer.plan import MiniBatchPlan, plan_step
+from trainer.arrays import IntArray
+from trainer.planning.bins import best_fit_decreasing, compute_cost
+from trainer.planning.layout import Layout
+from trainer.planning.plan import MiniBatchPlan, plan_step
 from transport.wire.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
 from transport.wire.tensor import EncodedTensor
 

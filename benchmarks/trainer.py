@@ -20,16 +20,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import harness
-from trainer.config import FakeDataConfig, ModelConfig, OptimizerConfig
-from trainer.fake_data import ENV_NAME, FakeSource
-from trainer.layout import Layout
-from trainer.losses.config import DppoLossConfig
+from trainer.batches.fake import ENV_NAME, FakeSource
+from trainer.config.loss import DppoLossConfig
+from trainer.config.model import ModelConfig, OptimizerConfig
+from trainer.config.trainer import FakeDataConfig
 from trainer.losses.factory import make_loss
-from trainer.model import load_policy
+from trainer.model.policy import load_policy
 from trainer.optimizer import make_optimizer
-from trainer.packing import pack_mini_batch
-from trainer.plan import plan_step
-from trainer.step import StepSettings, train_mini_batch
+from trainer.planning.layout import Layout
+from trainer.planning.pack import pack_mini_batch
+from trainer.planning.plan import plan_step
+from trainer.step.step import StepSettings, train_mini_batch
 from transport.wire.batch import build_batch
 from transport.wire.sample import TrainingSample
 

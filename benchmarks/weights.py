@@ -31,10 +31,10 @@ from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import load_slot_model
 from inference.torch_engine.weight_intake import WeightIntake
-from trainer.config import WeightsConfig
-from trainer.distributed import Ranks
-from trainer.local_ranges import named_weights
-from trainer.weight_channel import open_channel
+from trainer.config.trainer import WeightsConfig
+from trainer.ranks import Ranks
+from trainer.weights.channel import open_channel
+from trainer.weights.local_ranges import named_weights
 
 RUN = "bench"
 CHANNELS = ("filesystem", "zmq", "collective")

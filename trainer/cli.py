@@ -12,7 +12,7 @@ from runtime.config.config import load_config, parse_config
 from runtime.errors import UserError
 from runtime.process.service import run_main
 from runtime.process.shutdown import ending_at_once
-from trainer.config import CheckLossConfig, ExportConfig, TrainerConfig
+from trainer.config.trainer import CheckLossConfig, ExportConfig, TrainerConfig
 
 
 def main() -> NoReturn:
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
 
 def export(config: ExportConfig) -> int:
     """`trainer export`."""
-    from trainer.export import export_checkpoint, newest_checkpoint
+    from trainer.checkpoints.export import export_checkpoint, newest_checkpoint
 
     checkpoint = config.checkpoint or newest_checkpoint((config.run or Path()) / "checkpoints")
     manifest = export_checkpoint(checkpoint, config.out, merged=config.merged, base=config.base)
@@ -47,8 +47,8 @@ def export(config: ExportConfig) -> int:
 
 def check_loss(config: CheckLossConfig) -> int:
     """`trainer check-loss`: 0 if the loss keeps every promise, 1 if not."""
-    from trainer.losses.custom import load_custom_loss
-    from trainer.losses.invariance import check_loss as run_checks
+    from trainer.checks.loss import check_loss as run_checks
+    from trainer.losses.factory import load_custom_loss
 
     checks = list(run_checks(load_custom_loss(config.import_path, config.kwargs)))
     width = max(len(check.name) for check in checks)
@@ -66,6 +66,6 @@ def check_paths(config: TrainerConfig) -> None:
     if config.replay is not None and not config.replay.is_dir():
         raise UserError(f"replay = {config.replay} is not a folder")
     if config.orchestrator.keys_dir is not None:
-        from trainer.link_keys import load_keys  # zmq: `--help` answers without it
+        from trainer.batches.link_keys import load_keys  # zmq: `--help` answers without it
 
         load_keys(config.orchestrator)

@@ -14,31 +14,30 @@ import msgspec
 import torch
 from loguru import logger
 
-from trainer.batch_source import Batch
-from trainer.canary import make_canary
-from trainer.checkpoint import Checkpoints
-from trainer.checkpoint_state import TrainState
-from trainer.config import TrainerConfig
-from trainer.critic.assessment import Assessment, assess
-from trainer.critic.learner import CriticLearner
+from trainer.batches.inbox import Inbox
+from trainer.batches.source import Batch
+from trainer.checkpoints.checkpoints import Checkpoints
+from trainer.checkpoints.state import TrainState
+from trainer.checks.canary import make_canary
+from trainer.config.trainer import TrainerConfig
+from trainer.critic.critic import CriticLearner
 from trainer.critic.step import CriticStep
-from trainer.distributed import Ranks
-from trainer.images.intake import Intake, take_in
-from trainer.inbox import Inbox
-from trainer.layout import Layout
+from trainer.critic.values import Assessment, estimate_values
+from trainer.images.samples import CheckedSamples, check_image_samples
 from trainer.losses.protocol import RlLoss
-from trainer.micro_batch import MicroBatch
-from trainer.model import Policy
-from trainer.non_finite import NonFiniteGuard
-from trainer.optimizer import current_learning_rate, set_learning_rate
-from trainer.packing import pack_mini_batch
-from trainer.plan import StepPlan, plan_step
-from trainer.progress import Progress
-from trainer.published import WeightChannel
-from trainer.schedule import learning_rate
-from trainer.step import StepReport, StepSettings, train_mini_batch
-from trainer.telemetry import Telemetry
-from trainer.token_export import TokenExport
+from trainer.model.policy import Policy
+from trainer.observe.non_finite import NonFiniteGuard
+from trainer.observe.telemetry import Telemetry
+from trainer.observe.token_export import TokenExport
+from trainer.optimizer import current_learning_rate, learning_rate, set_learning_rate
+from trainer.planning.layout import Layout
+from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import pack_mini_batch
+from trainer.planning.plan import StepPlan, plan_step
+from trainer.ranks import Ranks
+from trainer.step.report import StepReport, TrainProgress
+from trainer.step.step import StepSettings, train_mini_batch
+from trainer.weights.channel import WeightChannel
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Training:
         return TrainState(self.policy.causal_lm, self.optimizer, self.critic)
 
 
-def train(run: Training, progress: Progress) -> Progress:
+def train(run: Training, progress: TrainProgress) -> TrainProgress:
     """Train until the run ends or a stop is requested; everything that was trained is committed on return."""
     committed = progress.step
     publish(run, progress.step)  # engines may have lost, or never had, the version that this process starts from
@@ -89,12 +88,12 @@ def train(run: Training, progress: Progress) -> Progress:
 def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
     """The optimizer steps of one batch: one per mini-batch and epoch."""
     with run.telemetry.timed("fetch"):
-        intake = take_in_batch(run, batch, plan)
+        intake = fetch_samples(run, batch, plan)
     set_rates(run, batch.step)
     assessment = None
     if run.critic is not None:
         with run.telemetry.timed("values"):
-            assessment = assess_batch(run, run.critic, batch, plan, intake)
+            assessment = estimate_batch_values(run, run.critic, batch, plan, intake)
         intake = replace(intake, samples=assessment.with_advantages(intake.samples))
     max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
     settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units, run.layout.cp)
@@ -114,16 +113,16 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
     return reports
 
 
-def take_in_batch(run: Training, batch: Batch, plan: StepPlan) -> Intake:
+def fetch_samples(run: Training, batch: Batch, plan: StepPlan) -> CheckedSamples:
     """The samples of this rank; those that cannot be trained are named in the log, once each."""
     samples = run.inbox.fetch(batch, plan.rows_for(run.layout.dp_rank).tolist())
-    intake = take_in(samples, run.policy.image_spec, plan.seq_len)
+    intake = check_image_samples(samples, run.policy.image_spec, plan.seq_len)
     for row, reason in intake.refused.items():
         logger.warning(f"step {batch.step} leaves out row {row}: {reason}")
     return intake
 
 
-def pack_own(run: Training, plan: StepPlan, mini_batch_index: int, intake: Intake) -> list[MicroBatch]:
+def pack_own(run: Training, plan: StepPlan, mini_batch_index: int, intake: CheckedSamples) -> list[MicroBatch]:
     """The micro batches of this rank."""
     return pack_mini_batch(
         plan,
@@ -151,11 +150,13 @@ def set_rates(run: Training, step: int) -> None:
         set_learning_rate(run.critic.optimizer, rate)
 
 
-def assess_batch(run: Training, critic: CriticLearner, batch: Batch, plan: StepPlan, intake: Intake) -> Assessment:
+def estimate_batch_values(
+    run: Training, critic: CriticLearner, batch: Batch, plan: StepPlan, intake: CheckedSamples
+) -> Assessment:
     """Values and advantages of the whole batch, before its first optimizer step."""
     indices = range(len(plan.mini_batches))
     micro_batches = itertools.chain.from_iterable(pack_own(run, plan, index, intake) for index in indices)
-    return assess(critic, run.policy, batch.manifest, micro_batches, intake.samples)
+    return estimate_values(critic, run.policy, batch.manifest, micro_batches, intake.samples)
 
 
 def critic_step(
@@ -174,7 +175,7 @@ def publish(run: Training, version: int) -> None:
         run.inbox.published(msgspec.structs.replace(published, canary=make_canary(run.policy)))
 
 
-def save(run: Training, progress: Progress, committed: int, *, wait: bool) -> int:
+def save(run: Training, progress: TrainProgress, committed: int, *, wait: bool) -> int:
     """Save `progress`, after the save before has ended; the last committed step. `wait`: for the end of this save."""
     with run.telemetry.timed("checkpoint"):
         committed = commit_saved(run, committed, wait=True)

@@ -4,6 +4,7 @@ An optimizer whose moments exist from the start has the same shape before and af
 and loaded in place, parameter by parameter, without special cases.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from runtime.errors import UserError
-from trainer.config import OptimizerConfig
+from trainer.config.model import OptimizerConfig, ScheduleConfig
 from trainer.errors import ModelUnusable
 
 
@@ -101,3 +102,24 @@ def named_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
         if parameter in optimizer.state
         for key, value in optimizer.state[parameter].items()
     }
+
+
+def learning_rate(step: int, peak: float, schedule: ScheduleConfig, max_steps: int | None) -> float:
+    """The rate that step `step` (from 1) is taken with.
+
+    Step `k` of the warm-up uses `k / (warmup_steps + 1)` of the peak; a decaying schedule reaches
+    `min_lr_ratio * peak` at `max_steps` and stays there.
+    """
+    if step <= schedule.warmup_steps:
+        return peak * step / (schedule.warmup_steps + 1)
+    return peak * _decay(step, schedule, max_steps)
+
+
+def _decay(step: int, schedule: ScheduleConfig, max_steps: int | None) -> float:
+    if schedule.type == "constant":
+        return 1.0
+    assert max_steps is not None, "the config asks for it"
+    span = max(max_steps - schedule.warmup_steps - 1, 1)
+    passed = min((step - schedule.warmup_steps - 1) / span, 1.0)
+    share = 1.0 - passed if schedule.type == "linear" else 0.5 * (1.0 + math.cos(math.pi * passed))
+    return schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * share

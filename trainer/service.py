@@ -1,18 +1,15 @@
 """The wiring of one trainer process: from a config to the loop, and everything closed behind it."""
 
 import os
-import random
 from contextlib import ExitStack
 
-import numpy as np
 import torch
-import xxhash
 from loguru import logger
 from prometheus_client import CollectorRegistry
 
 from runtime.base.files import atomic_write
 from runtime.config.config import resolved_json
-from runtime.errors import ExitCode, PeerLostError, UserError
+from runtime.errors import ExitCode, PeerLostError
 from runtime.health.health import Health
 from runtime.health.server import HealthServer
 from runtime.metrics.metric_log import MetricLog
@@ -20,34 +17,31 @@ from runtime.process.logging import setup_logging
 from runtime.process.shutdown import Shutdown
 from runtime.process.watchdog import Watchdog
 from runtime.run_dir.run_dir import RunDir, ServiceInfo
-from trainer.batch_source import BatchSource
-from trainer.checkpoint import Checkpoints, Origin
-from trainer.checkpoint_state import TrainState
-from trainer.config import ParallelConfig, TrainerConfig
-from trainer.context_parallel import join_context
-from trainer.critic.learner import make_critic
-from trainer.distributed import Ranks, join
-from trainer.fake_data import FakeSource
-from trainer.finished_run import FinishedRun
-from trainer.fsdp import shard_policy
-from trainer.images.family import validate_multimodal_pack
-from trainer.inbox import Inbox
-from trainer.layout import Layout, RowSharing
-from trainer.link_keys import warn_if_exposed
+from trainer.batches.fake import FakeSource
+from trainer.batches.inbox import Inbox
+from trainer.batches.link_keys import warn_if_exposed
+from trainer.batches.orchestrator import OrchestratorLink
+from trainer.batches.replay import ReplaySource
+from trainer.batches.source import BatchSource, FinishedRun
+from trainer.build import check_ranks, config_digest, fake_vocab_size, make_layout, seed_everything
+from trainer.checkpoints.checkpoints import Checkpoints, Origin
+from trainer.checkpoints.state import TrainState
+from trainer.checks.packing import verify_packing
+from trainer.config.trainer import TrainerConfig
+from trainer.critic.critic import make_critic
 from trainer.loop import Training, train
 from trainer.losses.factory import make_loss
-from trainer.model import Policy, load_policy
-from trainer.non_finite import NonFiniteGuard
+from trainer.model.context_parallel import join_context
+from trainer.model.fsdp import shard_policy
+from trainer.model.policy import Policy, load_policy
+from trainer.model.vision import validate_multimodal_pack
+from trainer.observe.non_finite import NonFiniteGuard
+from trainer.observe.telemetry import Telemetry
+from trainer.observe.token_export import TokenExport
 from trainer.optimizer import make_optimizer
-from trainer.oracle import verify_packing
-from trainer.orchestrator_link import OrchestratorLink
-from trainer.progress import Progress
-from trainer.published import WeightChannel
-from trainer.replay import ReplaySource
-from trainer.telemetry import Telemetry
-from trainer.token_export import TokenExport
-from trainer.weight_channel import open_channel
-from trainer.weighting import Weighting
+from trainer.ranks import Ranks, join
+from trainer.step.report import TrainProgress
+from trainer.weights.channel import WeightChannel, open_channel
 
 SERVICE = "trainer"
 
@@ -110,7 +104,7 @@ class TrainerProcess:
         self._run_dir.withdraw(self._name)
         self._lock.release()
 
-    def prepare(self, ranks: Ranks, shutdown: Shutdown) -> tuple[Training, Progress]:
+    def prepare(self, ranks: Ranks, shutdown: Shutdown) -> tuple[Training, TrainProgress]:
         """Load the model, resume, and connect."""
         config = self._config
         seed_everything(config.seed, config.num_threads)
@@ -155,7 +149,7 @@ class TrainerProcess:
             critic=critic,
         ), progress
 
-    def say_end(self, run: Training, progress: Progress, reason: str) -> None:
+    def say_end(self, run: Training, progress: TrainProgress, reason: str) -> None:
         """Where the result is, and what to do with it."""
         if run.ranks.is_first:
             logger.info(f"{reason} after step {progress.step}: {progress.num_tokens:,} tokens trained")
@@ -164,7 +158,7 @@ class TrainerProcess:
                 logger.info(f"checkpoint: {folder}")
                 logger.info(f"export it: trainer export --checkpoint {folder} --out <folder>")
 
-    def _say_start(self, ranks: Ranks, progress: Progress, model: torch.nn.Module) -> None:
+    def _say_start(self, ranks: Ranks, progress: TrainProgress, model: torch.nn.Module) -> None:
         if ranks.is_first:
             size = sum(parameter.numel() for parameter in model.parameters())
             trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -184,7 +178,7 @@ class TrainerProcess:
         folder, writes = config.dir or self._run_dir.token_export, ranks.rank % self._config.parallel.cp == 0
         return TokenExport(config, folder, ranks, self._config.seed, writes=writes)
 
-    def _connect(self, ranks: Ranks, progress: Progress, shutdown: Shutdown, policy: Policy) -> BatchSource:
+    def _connect(self, ranks: Ranks, progress: TrainProgress, shutdown: Shutdown, policy: Policy) -> BatchSource:
         if self._config.replay is not None:
             return ReplaySource(self._config.replay)
         if self._config.data.fake is not None:
@@ -214,49 +208,3 @@ class TrainerProcess:
             logger.info(f"step {progress.step} is the last one and durable; nobody waits for it: {error}")
             return FinishedRun()
         return link
-
-
-def fake_vocab_size(policy: Policy) -> int:
-    """Tokens that random text may hold: those below the image token, which text must not have."""
-    size: int = policy.causal_lm.config.get_text_config().vocab_size
-    return size if policy.images is None else min(size, policy.images.spec.image_token_id)
-
-
-def check_ranks(config: ParallelConfig, world_size: int) -> None:
-    """Raise `UserError` unless the ranks can be divided as `config` says."""
-    if world_size % (config.dp_replicate * config.cp):
-        raise UserError(
-            f"{world_size} rank(s) cannot be divided by parallel.dp_replicate = {config.dp_replicate} times "
-            f"parallel.cp = {config.cp}: start a multiple of {config.dp_replicate * config.cp}"
-        )
-
-
-def make_layout(config: TrainerConfig, ranks: Ranks, sharing: RowSharing = RowSharing.TEXT) -> Layout:
-    """How a batch is cut, for this rank."""
-    return Layout(
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        micro_batch_tokens=config.micro_batch_tokens,
-        seq_len=config.model.seq_len,
-        num_mini_batches=config.mini_batches,
-        num_epochs=config.epochs,
-        weighting=Weighting(config.weighting),
-        seed=config.seed,
-        cp=config.parallel.cp,
-        sharing=sharing,
-    )
-
-
-def seed_everything(seed: int, num_threads: int) -> None:
-    """The same start on every rank: training must not depend on which rank drew which number."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    torch.set_num_threads(num_threads)
-
-
-def config_digest(config: TrainerConfig) -> str:
-    """Digest of what decides the weights: a resumed run with another one is a different experiment."""
-    plan = {"micro_batch_max_tokens", "mini_batches", "epochs", "weighting", "pack_multimodal"}
-    keys = {"model", "max_steps", "seed", "loss", "critic", "optimizer", "schedule"} | plan
-    return xxhash.xxh3_128_hexdigest(config.model_dump_json(include=keys).encode())

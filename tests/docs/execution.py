@@ -17,7 +17,7 @@ from runtime.config.config import parse_config
 from tests.cli.console import Words, resolve, run
 from tests.docs.pages import ROOT
 from tests.docs.workspace import RUN, environment
-from trainer.config import ExportConfig
+from trainer.config.trainer import ExportConfig
 
 PLACEHOLDERS = {
     "RUN": str(RUN),

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from orchestrator.config.advantage import AdvantageConfig
 from tests.docs.pages import PAGES, ROOT, Text, blocks, links
-from trainer.losses.config import LossConfig
+from trainer.config.loss import LossConfig
 
 ASKED_FOR = (
     "quick-start",

@@ -28,7 +28,7 @@ from tests.inference.contract_server import (
 )
 from tests.support.models import VOCAB_SIZE, publish, score
 from tests.transport.weight_ranks import Tensors, WeightRanks
-from trainer.broadcast import Broadcaster
+from trainer.weights.broadcast import Broadcaster
 from transport.wire.codec import encode
 from transport.wire.generation import (
     GENERATE_PATH,

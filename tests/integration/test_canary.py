@@ -11,9 +11,9 @@ from orchestrator.errors import CanaryError
 from orchestrator.policy.canary import CanaryCheck
 from tests.inference.conftest import running_client, running_engine
 from tests.support.models import make_model, publish, save_model
-from trainer.canary import make_canary
-from trainer.config import ModelConfig
-from trainer.model import load_policy
+from trainer.checks.canary import make_canary
+from trainer.config.model import ModelConfig
+from trainer.model.policy import load_policy
 from transport.outbox.progress import PublishedWeights
 from transport.wire.weights import read_weight_manifest
 

@@ -14,7 +14,7 @@ from runtime.health.server import HealthServer
 from runtime.process.http_listener import listening
 from tests.ipv6 import needs_ipv6
 from tests.transport.weight_ranks import make_offer
-from trainer.weight_channel import advertised
+from trainer.weights.channel import advertised
 from transport.security.exposure import netloc
 from transport.security.keys import CurveKeys, make_keys
 from transport.weights.client import FetchSettings, fetch_weights

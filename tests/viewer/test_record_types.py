@@ -1,6 +1,6 @@
 """The fields that the viewer reads are those that the services write."""
 
-from trainer.token_record import TokenRecord
+from trainer.observe.token_export import TokenRecord
 from viewer.answers.sequences import FLAGS, GIVEN, NAMES, NUMBERS, PLACE
 from viewer.index.records import TokenHead
 

@@ -3,6 +3,8 @@
 The samples of a trajectory, in the order of `step_index`, are one episode, whatever ranks and micro batches they are
 in. Its reward comes with its last action. A **step** is a run of `rl` tokens without a gap: a turn of the policy. So a
 trajectory has the same steps whether its turns are one sample or several.
+
+delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lam A_{t+1},    V and A are 0 after the last action
 """
 
 from dataclasses import dataclass
@@ -10,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.critic.config import CriticConfig
-from trainer.critic.gae import FloatArray, IntArray, generalized_advantages
+from trainer.arrays import FloatArray, IntArray
+from trainer.config.model import CriticConfig
 
 NO_ACTION, ACTION, STEP_START = 0, 1, 2
 """Roles of a token: not an `rl` token (or cut off); one of a step; the first one of a step."""
@@ -19,7 +21,7 @@ _EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
-class BatchValues:
+class CreditInputs:
     """A batch as its critic sees it: R rows of the manifest, N loss tokens, row by row, in order."""
 
     trajectories: IntArray
@@ -48,7 +50,7 @@ class Credit:
     """Whether the token's value is trained: that of every action, or of the first token of every step."""
 
 
-def assign_credit(batch: BatchValues, config: CriticConfig) -> Credit:
+def assign_credit(batch: CreditInputs, config: CriticConfig) -> Credit:
     """Advantages and returns by GAE, over tokens or steps."""
     actions = _in_order_of_time(batch)
     starts = batch.roles[actions] == STEP_START if config.level == "step" else np.ones(len(actions), dtype=np.bool_)
@@ -67,7 +69,7 @@ def assign_credit(batch: BatchValues, config: CriticConfig) -> Credit:
     return Credit(advantages, returns, is_target)
 
 
-def _in_order_of_time(batch: BatchValues) -> IntArray:
+def _in_order_of_time(batch: CreditInputs) -> IntArray:
     """Tokens with a role: trajectories one after the other, each by `step_index`, each sample in its order."""
     rows = np.lexsort((batch.step_indices, batch.trajectories))
     place_of_row = np.empty_like(rows)
@@ -80,3 +82,27 @@ def _in_order_of_time(batch: BatchValues) -> IntArray:
 def _normalized(advantages: FloatArray) -> FloatArray:
     normalized: FloatArray = (advantages - advantages.mean()) / (advantages.std() + _EPSILON)
     return normalized
+
+
+def generalized_advantages(
+    values: FloatArray, rewards: FloatArray, lengths: IntArray, gamma: float, lam: float
+) -> FloatArray:
+    """Advantage of each action. Episodes of `lengths` actions (at least 1 each) lie end to end.
+
+    Walks back from the ends of all episodes at once: as many array operations as the longest episode has actions.
+    """
+    ends = np.cumsum(lengths)
+    next_values = np.append(values[1:], 0.0)
+    next_values[ends - 1] = 0.0
+    deltas = rewards + gamma * next_values - values
+    longest_first = np.argsort(-lengths, kind="stable")
+    last = ends[longest_first] - 1
+    longest = int(lengths.max(initial=0))
+    num_alive = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(longest), side="right")
+    advantages = np.zeros_like(deltas)
+    carried = np.zeros(len(lengths))
+    for back, alive in enumerate(num_alive.tolist()):
+        places = last[:alive] - back
+        carried[:alive] = deltas[places] + gamma * lam * carried[:alive]
+        advantages[places] = carried[:alive]
+    return advantages

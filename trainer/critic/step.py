@@ -5,18 +5,18 @@ the mean over the trained values of each.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.critic.assessment import Assessment, ValueTargets
-from trainer.critic.learner import CriticLearner
-from trainer.critic.loss import value_losses
-from trainer.denominators import unit_shares
-from trainer.env_stats import EnvStats, EnvTotals
-from trainer.logprobs import TokenScores
-from trainer.micro_batch import MicroBatch
-from trainer.reduction import sum_over_ranks
+from trainer.accounting.env_stats import EnvStats, EnvTotals
+from trainer.critic.critic import CriticLearner
+from trainer.critic.values import Assessment, ValueTargets
+from trainer.losses.components import unit_shares
+from trainer.model.logprobs import TokenScores
+from trainer.planning.micro_batch import MicroBatch
+from trainer.ranks import sum_over_ranks
 
 METRICS = ("value", "return", "is_value_clipped")
 """Of values that are trained, by env."""
@@ -74,3 +74,22 @@ class CriticStep:
             for name, column in (("value", values), ("return", targets.returns), ("is_value_clipped", is_clipped)):
                 self._stats.add(name, column, envs, targets.members)
         return self.learner.config.loss_weight * share
+
+
+class ValueLosses(NamedTuple):
+    """One entry per value."""
+
+    losses: Tensor
+    """float32[L]: not weighted, not normalised."""
+    is_clipped: Tensor
+    """bool[L]: the value moved beyond the limit towards its return, and has no gradient."""
+
+
+def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> ValueLosses:
+    """`max((V - R)^2, (V_old + clip(V - V_old) - R)^2) / 2`."""
+    distances = (values - returns).square()
+    if clip is None:
+        return ValueLosses(0.5 * distances, torch.zeros_like(values, dtype=torch.bool))
+    held = old_values + (values - old_values).clamp(-clip, clip)
+    held_distances = (held - returns).square()
+    return ValueLosses(0.5 * torch.maximum(distances, held_distances), (held_distances > distances).detach())

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.images.blocks import block_starts, grids_of, image_tokens_of, rope_positions
-from trainer.images.spec import PIXELS, ImageSpec
+from trainer.images.spec import PIXELS, ImageSpec, block_starts, grids_of, image_tokens_of, rope_positions
 from transport.wire.sample import TrainingSample
 from transport.wire.tensor import EncodedTensor
 

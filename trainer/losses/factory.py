@@ -1,12 +1,70 @@
-"""From config to loss."""
+"""From the config to the `rl` loss: a built-in one by name, or the user's own by its import path."""
 
-from collections.abc import Callable
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
-from trainer.losses import policy
-from trainer.losses.config import CustomLossConfig, LossConfig
-from trainer.losses.custom import load_custom_loss
-from trainer.losses.protocol import RlLoss, RlOutputs
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from trainer.config.loss import CustomLossConfig, LossConfig
+from trainer.errors import LossInvalid
+from trainer.losses import builtin as policy
+from trainer.losses.protocol import RlInputs, RlLoss, RlOutputs
+
+LossFunction = Callable[..., RlOutputs]
+"""`function(inputs: RlInputs, **kwargs) -> RlOutputs`."""
+
+
+@dataclass(frozen=True)
+class CustomLoss:
+    """Calls `function(inputs, **kwargs)` and raises `LossInvalid` for outputs of another shape or type."""
+
+    name: str
+    function: LossFunction
+    kwargs: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def __call__(self, inputs: RlInputs) -> RlOutputs:
+        """Loss of each token."""
+        outputs = self.function(inputs, **self.kwargs)
+        if not isinstance(outputs, RlOutputs):
+            raise LossInvalid(f"{self.name} must return RlOutputs, got {type(outputs).__name__}")
+        self._check("losses", outputs.losses, inputs.logprobs)
+        for name in ("is_masked_high", "is_masked_low"):
+            self._check(name, getattr(outputs, name), inputs.members)
+        return outputs
+
+    def _check(self, name: str, values: Tensor, like: Tensor) -> None:
+        expected, got = _describe(like), _describe(values)
+        if got != expected:
+            raise LossInvalid(f"{name} of {self.name} must be {expected}, one entry per trained token, got {got}")
+
+
+def load_custom_loss(import_path: str, kwargs: Mapping[str, JsonValue]) -> CustomLoss:
+    """The function at `package.module:name`. Raises `LossInvalid`, which says what was not found."""
+    module_name, _, name = import_path.partition(":")
+    try:
+        function: object = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise LossInvalid(f"loss.import_path = {import_path!r}: {error} (is its folder on PYTHONPATH?)") from error
+    except AttributeError as error:
+        raise LossInvalid(f"loss.import_path = {import_path!r}: {error}") from error
+    if not callable(function):
+        raise LossInvalid(f"loss.import_path = {import_path!r} is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(None, **kwargs)
+    except TypeError as error:
+        raise LossInvalid(f"{import_path} cannot be called with loss.kwargs {dict(kwargs)}: {error}") from error
+    return CustomLoss(import_path, function, kwargs)
+
+
+def _describe(values: object) -> str:
+    if not isinstance(values, torch.Tensor):
+        return type(values).__name__
+    return f"{str(values.dtype).removeprefix('torch.')}{list(values.shape)}"
 
 
 def make_loss(config: LossConfig) -> RlLoss:

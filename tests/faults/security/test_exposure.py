@@ -13,7 +13,7 @@ from runtime.errors import ExitCode
 from tests.faults.security.guarded_run import SERVICE
 from tests.orchestrator.core.toys import make_config, write_config
 from tests.support.process import process
-from trainer.config import OrchestratorLinkConfig, WeightsConfig
+from trainer.config.trainer import OrchestratorLinkConfig, WeightsConfig
 from transport.security.exposure import is_local, reachable
 from transport.security.keys import make_keys
 from viewer.cli import _view_parser

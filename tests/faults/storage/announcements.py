@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainer.distributed import Ranks
-from trainer.publish import Publisher
+from trainer.ranks import Ranks
+from trainer.weights.files import FilePublisher
 from transport.outbox.progress import PublishedWeights
 
 
@@ -19,7 +19,7 @@ class Announcements:
         self.weights: PublishedWeights | None = None
         self._changed = asyncio.Event()
         self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-        self._publisher = Publisher(root, run_id, keep, Ranks(0, 1, torch.device("cpu")))
+        self._publisher = FilePublisher(root, run_id, keep, Ranks(0, 1, torch.device("cpu")))
 
     def publish(self, version: int) -> PublishedWeights:
         """Write `version` to the disk; nobody hears of it. The same version has the same weights every time."""

@@ -20,13 +20,14 @@ import torch
 import xxhash
 from torch import nn
 
-from trainer.checkpoint import Checkpoints, Origin
-from trainer.checkpoint_manifest import MANIFEST_NAME, checkpoint_dir
-from trainer.checkpoint_state import TrainState
-from trainer.config import CheckpointConfig, OptimizerConfig
-from trainer.distributed import Ranks
+from trainer.checkpoints.checkpoints import Checkpoints, Origin
+from trainer.checkpoints.manifest import MANIFEST_NAME, checkpoint_dir
+from trainer.checkpoints.state import TrainState
+from trainer.config.model import OptimizerConfig
+from trainer.config.trainer import CheckpointConfig
 from trainer.optimizer import make_optimizer
-from trainer.progress import Progress
+from trainer.ranks import Ranks
+from trainer.step.report import TrainProgress
 
 WIDTH = 512
 """A checkpoint of some megabytes, so that a save takes long enough to be cut anywhere."""
@@ -134,7 +135,7 @@ class SaveKills:
             if (saved := checkpoints.saved(wait=True)) is not None:
                 os.write(sender, f"{END} {saved}\n".encode())
             os.write(sender, f"{BEGIN} {step}\n".encode())
-            checkpoints.begin(trainee, Progress(step=step))
+            checkpoints.begin(trainee, TrainProgress(step=step))
             if not self.background and checkpoints.saved(wait=True) is not None:
                 os.write(sender, f"{END} {step}\n".encode())
 

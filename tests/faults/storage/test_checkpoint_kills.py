@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.conftest import Record
 from tests.faults.storage.save_kills import SaveKills
-from trainer.checkpoint_manifest import MANIFEST_NAME
+from trainer.checkpoints.manifest import MANIFEST_NAME
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 NUM_KILLS = 10

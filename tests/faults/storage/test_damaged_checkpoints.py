@@ -14,9 +14,8 @@ from tests.faults.storage.whole_files import check_whole, valid_checkpoints
 from tests.trainer.shell.recorded import record_batches
 from tests.trainer.shell.runs import arguments, weight_bytes
 from tests.trainer.shell.stand_in import StandIn
-from trainer.checkpoint_manifest import MANIFEST_NAME
-from trainer.checkpoint_search import find_newest
-from trainer.distributed import Ranks
+from trainer.checkpoints.manifest import MANIFEST_NAME, find_newest
+from trainer.ranks import Ranks
 
 pytestmark = pytest.mark.integration
 RUN_ID = "damaged"

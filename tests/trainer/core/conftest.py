@@ -14,9 +14,9 @@ from tests.trainer.core.rank_worker import CPU, train_all
 from tests.trainer.core.reference import reference_gradients
 from tests.trainer.core.scenarios import SEQ_LEN, Scenario, batch_of
 from tests.trainer.core.tiny import make_manifest, save_tiny_model
-from trainer.config import ModelConfig
-from trainer.model import Policy, load_policy
-from trainer.plan import plan_step
+from trainer.config.model import ModelConfig
+from trainer.model.policy import Policy, load_policy
+from trainer.planning.plan import plan_step
 from transport.wire.sample import TrainingSample
 
 WORLD_SIZES = (1, 2, 4)

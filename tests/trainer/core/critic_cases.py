@@ -14,21 +14,19 @@ from tests.support.ranks import GradientRecorder
 from tests.trainer.core.reference import load_reference, reference_loss, unit_name
 from tests.trainer.core.scenarios import MIXED_LENGTHS, SEQ_LEN
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest, make_sample
-from trainer.config import ModelConfig
-from trainer.critic.assessment import assess
-from trainer.critic.config import CriticConfig
-from trainer.critic.learner import CriticLearner
-from trainer.critic.model import load_critic, shard_critic
+from trainer.config.loss import DppoLossConfig
+from trainer.config.model import CriticConfig, ModelConfig
+from trainer.critic.critic import CriticLearner, load_critic, shard_critic
 from trainer.critic.step import CriticStep
-from trainer.images.intake import take_in
-from trainer.layout import Layout
-from trainer.losses.config import DppoLossConfig
+from trainer.critic.values import estimate_values
+from trainer.images.samples import check_image_samples
 from trainer.losses.factory import make_loss
-from trainer.model import Policy
-from trainer.packing import pack_mini_batch
-from trainer.plan import plan_step
-from trainer.step import StepReport, StepSettings, train_mini_batch
-from trainer.weighting import Weighting
+from trainer.model.policy import Policy
+from trainer.planning.layout import Layout, Weighting
+from trainer.planning.pack import pack_mini_batch
+from trainer.planning.plan import plan_step
+from trainer.step.report import StepReport
+from trainer.step.step import StepSettings, train_mini_batch
 from transport.wire.sample import TrainingSample
 from transport.wire.tensor import EncodedTensor
 
@@ -116,9 +114,9 @@ def train_critic_case(
     samples = critic_samples()
     manifest = make_manifest(samples)
     plan = plan_step(manifest, case.layout(rank, world_size))
-    mine = take_in({row: samples[row] for row in plan.rows_for(rank).tolist()}, None, SEQ_LEN).samples
+    mine = check_image_samples({row: samples[row] for row in plan.rows_for(rank).tolist()}, None, SEQ_LEN).samples
     all_batches = [batch for index in range(case.mini_batches) for batch in pack_mini_batch(plan, index, rank, mine)]
-    assessment = assess(learner, policy, manifest, all_batches, mine)
+    assessment = estimate_values(learner, policy, manifest, all_batches, mine)
     mine = assessment.with_advantages(mine)
     with torch.no_grad():
         for parameter in critic.value_head.parameters():

@@ -11,15 +11,16 @@ from tests.support.ranks import GradientRecorder, Rank
 from tests.trainer.core.rank_worker import CPU, part_name, train_scenario
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN
 from tests.trainer.shell.tiny import save
-from trainer.checkpoint import Checkpoints, Origin
-from trainer.checkpoint_state import TrainState
-from trainer.config import CheckpointConfig, LoraConfig, ModelConfig, OptimizerConfig
-from trainer.distributed import Ranks
-from trainer.fsdp import shard_policy
-from trainer.model import Policy, load_policy
+from trainer.checkpoints.checkpoints import Checkpoints, Origin
+from trainer.checkpoints.state import TrainState
+from trainer.checks.packing import verify_packing
+from trainer.config.model import LoraConfig, ModelConfig, OptimizerConfig
+from trainer.config.trainer import CheckpointConfig
+from trainer.model.fsdp import shard_policy
+from trainer.model.policy import Policy, load_policy
 from trainer.optimizer import make_optimizer, named_moments
-from trainer.oracle import verify_packing
-from trainer.publish import Publisher
+from trainer.ranks import Ranks
+from trainer.weights.files import FilePublisher
 
 LORA = LoraConfig(rank=3, alpha=5)
 """A rank that neither 2 nor 4 ranks can share evenly."""
@@ -75,6 +76,6 @@ def train_adapter(me: Rank) -> None:
     assert policy.adapter is not None
     ranks = Ranks(me.rank, me.world_size, CPU)
     optimizer, _ = filled_moments(policy)
-    Publisher(me.out / "weights", RUN_ID, 2, ranks, adapter=policy.adapter.info).publish(policy.causal_lm, 1)
+    FilePublisher(me.out / "weights", RUN_ID, 2, ranks, adapter=policy.adapter.info).publish(policy.causal_lm, 1)
     checkpoints = make_lora_checkpoints(me.out / "checkpoints", policy, ranks, me.model_path)
     assert save(checkpoints, TrainState(policy.causal_lm, optimizer), step=1)

@@ -8,17 +8,18 @@ from tests.support.ranks import GradientRecorder, Rank
 from tests.trainer.core.rank_worker import CPU, NO_CLIP
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
-from trainer.config import ModelConfig
-from trainer.context_parallel import join_context
-from trainer.distributed import Ranks
-from trainer.fsdp import shard_policy
-from trainer.images.intake import take_in
+from trainer.checks.packing import verify_packing
+from trainer.config.model import ModelConfig
+from trainer.images.samples import check_image_samples
 from trainer.losses.factory import make_loss
-from trainer.model import Policy, load_policy
-from trainer.oracle import verify_packing
-from trainer.packing import pack_mini_batch
-from trainer.plan import plan_step
-from trainer.step import StepReport, StepSettings, train_mini_batch
+from trainer.model.context_parallel import join_context
+from trainer.model.fsdp import shard_policy
+from trainer.model.policy import Policy, load_policy
+from trainer.planning.pack import pack_mini_batch
+from trainer.planning.plan import plan_step
+from trainer.ranks import Ranks
+from trainer.step.report import StepReport
+from trainer.step.step import StepSettings, train_mini_batch
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ def _step(policy: Policy, recorder: GradientRecorder, scenario: Scenario, me: Ra
     layout = replace(scenario.layout(me.rank, me.world_size), cp=cp)
     samples = ordered(scenario)
     plan = plan_step(make_manifest(samples), layout)
-    mine = take_in({row: samples[row] for row in plan.rows_for(layout.dp_rank).tolist()}, None, SEQ_LEN).samples
+    mine = check_image_samples(
+        {row: samples[row] for row in plan.rows_for(layout.dp_rank).tolist()}, None, SEQ_LEN
+    ).samples
     micro_batches = pack_mini_batch(plan, 0, layout.dp_rank, mine, cp * scenario.pad_multiple)
     settings = StepSettings(ENV_NAMES, NO_CLIP, scenario.cap, plan.num_units, cp)
     return train_mini_batch(policy, recorder, micro_batches, make_loss(LOSSES[scenario.loss]), settings)

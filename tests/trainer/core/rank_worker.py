@@ -11,20 +11,22 @@ from tests.support.ranks import GradientRecorder, Rank, full
 from tests.trainer.core.critic_cases import CRITIC_CASES, CriticCase, train_critic_case
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
-from trainer.canary import make_canary
-from trainer.config import ModelConfig, TokenExportConfig
-from trainer.distributed import Ranks
-from trainer.fsdp import shard_policy
-from trainer.images.intake import take_in
-from trainer.losses.config import DppoLossConfig
+from trainer.checks.canary import make_canary
+from trainer.checks.packing import verify_packing
+from trainer.config.loss import DppoLossConfig
+from trainer.config.model import ModelConfig
+from trainer.config.trainer import TokenExportConfig
+from trainer.images.samples import check_image_samples
 from trainer.losses.factory import make_loss
-from trainer.micro_batch import MicroBatch
-from trainer.model import Policy, load_policy
-from trainer.oracle import verify_packing
-from trainer.packing import pack_mini_batch
-from trainer.plan import plan_step
-from trainer.step import StepReport, StepSettings, train_mini_batch
-from trainer.token_export import TokenExport
+from trainer.model.fsdp import shard_policy
+from trainer.model.policy import Policy, load_policy
+from trainer.observe.token_export import TokenExport
+from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import pack_mini_batch
+from trainer.planning.plan import plan_step
+from trainer.ranks import Ranks
+from trainer.step.report import StepReport
+from trainer.step.step import StepSettings, train_mini_batch
 
 CPU = torch.device("cpu")
 NO_CLIP = 1e9
@@ -33,7 +35,7 @@ NO_CLIP = 1e9
 def micro_batches_of(scenario: Scenario, rank: int, world_size: int, mini_batch: int = 0) -> list[MicroBatch]:
     samples = ordered(scenario)
     plan = plan_step(make_manifest(samples), scenario.layout(rank, world_size))
-    mine = take_in({row: samples[row] for row in plan.rows_for(rank).tolist()}, None, SEQ_LEN).samples
+    mine = check_image_samples({row: samples[row] for row in plan.rows_for(rank).tolist()}, None, SEQ_LEN).samples
     return pack_mini_batch(plan, mini_batch, rank, mine, scenario.pad_multiple)
 
 
@@ -117,7 +119,7 @@ def _record_critic(policy: Policy, name: str, case: CriticCase, me: Rank, mesh: 
 def _export_tokens(policy: Policy, me: Rank) -> None:
     samples = ordered(SCENARIOS["packed"])
     plan = plan_step(make_manifest(samples), SCENARIOS["packed"].layout(me.rank, me.world_size))
-    mine = take_in({row: samples[row] for row in plan.rows_for(me.rank).tolist()}, None, SEQ_LEN).samples
+    mine = check_image_samples({row: samples[row] for row in plan.rows_for(me.rank).tolist()}, None, SEQ_LEN).samples
     ranks = Ranks(me.rank, me.world_size, CPU)
     export = TokenExport(TokenExportConfig(max_sequences_per_step=9), me.out / "token_export", ranks, seed=0)
     recorder = export.recorder(plan, mine)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.trainer.core.tiny import make_sample, make_samples
-from trainer.layout import Layout
-from trainer.losses.config import (
+from trainer.config.loss import (
     CispoLossConfig,
     DppoLossConfig,
     GrpoClipHigherLossConfig,
@@ -16,7 +15,7 @@ from trainer.losses.config import (
     PpoClipLossConfig,
     ReinforceLossConfig,
 )
-from trainer.weighting import Weighting
+from trainer.planning.layout import Layout, Weighting
 from transport.wire.sample import TrainingSample
 from transport.wire.tensor import EncodedTensor
 

@@ -9,13 +9,12 @@ from torch import Tensor
 from tests.support.ranks import GradientRecorder
 from tests.trainer.core.rank_worker import CPU, micro_batches_of, train_scenario
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN
-from trainer.activations import why_not_compiled
-from trainer.config import ModelConfig
-from trainer.critic.config import CriticConfig
-from trainer.critic.model import OwnCritic, load_critic
+from trainer.checks.packing import verify_packing
+from trainer.config.model import CriticConfig, ModelConfig
+from trainer.critic.critic import OwnCritic, load_critic
 from trainer.errors import ModelUnusable
-from trainer.model import Policy, load_policy
-from trainer.oracle import verify_packing
+from trainer.model.activations import why_not_compiled
+from trainer.model.policy import Policy, load_policy
 
 
 def gradients(policy: Policy) -> dict[str, Tensor]:

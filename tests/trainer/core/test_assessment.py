@@ -11,18 +11,16 @@ from tests.support.ranks import GradientRecorder
 from tests.trainer.core.critic_cases import CPU, critic_samples
 from tests.trainer.core.scenarios import SEQ_LEN
 from tests.trainer.core.tiny import make_manifest, save_tiny_model
-from trainer.config import ModelConfig
-from trainer.critic.assessment import Assessment, assess, token_roles
-from trainer.critic.config import CriticConfig
+from trainer.config.model import CriticConfig, ModelConfig
 from trainer.critic.credit import ACTION, NO_ACTION, STEP_START
-from trainer.critic.learner import CriticLearner
-from trainer.critic.model import load_critic
+from trainer.critic.critic import CriticLearner, load_critic
+from trainer.critic.values import Assessment, estimate_values, token_roles
 from trainer.errors import CriticMismatch, ModelUnusable
-from trainer.images.intake import take_in
-from trainer.layout import Layout
-from trainer.model import Policy
-from trainer.packing import pack, pack_mini_batch
-from trainer.plan import plan_step
+from trainer.images.samples import check_image_samples
+from trainer.model.policy import Policy
+from trainer.planning.layout import Layout
+from trainer.planning.pack import pack, pack_mini_batch
+from trainer.planning.plan import plan_step
 from transport.wire.sample import TrainingSample
 from transport.wire.tensor import EncodedTensor
 
@@ -33,8 +31,8 @@ def assess_alone(policy: Policy, model_path: Path, samples: list[TrainingSample]
     learner = CriticLearner(critic, GradientRecorder(critic), critic_config, 1.0)
     manifest = make_manifest(samples)
     plan = plan_step(manifest, Layout(0, 1, SEQ_LEN, SEQ_LEN))
-    by_row = take_in(dict(enumerate(samples)), None, SEQ_LEN).samples
-    return assess(learner, policy, manifest, pack_mini_batch(plan, 0, 0, by_row), by_row)
+    by_row = check_image_samples(dict(enumerate(samples)), None, SEQ_LEN).samples
+    return estimate_values(learner, policy, manifest, pack_mini_batch(plan, 0, 0, by_row), by_row)
 
 
 @pytest.mark.parametrize("trunk", ["own", "shared"])
@@ -51,7 +49,7 @@ def test_a_new_critic_values_everything_at_0_so_that_returns_are_discounted_rewa
 def test_samples_carry_the_advantages_of_their_tokens_and_nothing_elsewhere(policy: Policy, model_path: Path) -> None:
     samples = critic_samples()
     found = assess_alone(policy, model_path, samples, normalize_advantages=False, lam=1.0)
-    by_row = take_in(dict(enumerate(samples)), None, SEQ_LEN).samples
+    by_row = check_image_samples(dict(enumerate(samples)), None, SEQ_LEN).samples
     changed = found.with_advantages(by_row)
     for row, sample in by_row.items():
         advantages = changed[row].advantages

@@ -14,14 +14,21 @@ from runtime.errors import UserError
 from tests.trainer.core.rank_worker import CPU
 from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.tiny import make_samples, save_tiny_model
-from trainer.attention.kernels import attention_function, segment_sdpa, torch_varlen
-from trainer.attention.registry import KERNELS, AttentionKernel, choose_kernel
-from trainer.attention.segments import SegmentInfo
-from trainer.config import ModelConfig, TrainerConfig
+from trainer.checks.packing import forward_per_segment
+from trainer.config.model import ModelConfig
+from trainer.config.trainer import TrainerConfig
 from trainer.errors import AttentionUnavailable, ModelUnusable
-from trainer.model import Policy, load_policy
-from trainer.oracle import forward_per_segment
-from trainer.packing import pack
+from trainer.model.attention import (
+    KERNELS,
+    AttentionKernel,
+    attention_function,
+    choose_kernel,
+    segment_sdpa,
+    torch_varlen,
+)
+from trainer.model.policy import Policy, load_policy
+from trainer.planning.micro_batch import SegmentInfo
+from trainer.planning.pack import pack
 
 LENGTHS = [13, 2, 30, 7, 21]
 SEGMENTS = SegmentInfo.of((5, 1, 9), CPU)

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.support.ranks import RankRun
-from trainer.canary import make_canary
-from trainer.model import Policy
+from trainer.checks.canary import make_canary
+from trainer.model.policy import Policy
 
 
 def test_canary_is_the_likeliest_tokens_log_probability_after_each_prefix(policy: Policy, model_path: Path) -> None:

@@ -8,11 +8,9 @@ import torch
 from runtime.errors import UserError
 from tests.trainer.core import custom_losses
 from tests.trainer.core.scenarios import LOSSES
+from trainer.checks.loss import SPLITS, Split, batch_gradient, check_loss, random_samples
 from trainer.cli import run
-from trainer.losses.custom import CustomLoss
-from trainer.losses.factory import make_loss
-from trainer.losses.invariance import SPLITS, check_loss
-from trainer.losses.probe import Split, batch_gradient, random_samples
+from trainer.losses.factory import CustomLoss, make_loss
 from trainer.losses.protocol import RlInputs, RlOutputs
 
 MODULE = custom_losses.__name__

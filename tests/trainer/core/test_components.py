@@ -7,13 +7,19 @@ from torch import Tensor
 from tests.trainer.core.rank_worker import micro_batches_of
 from tests.trainer.core.scenarios import Scenario, batch_of
 from tests.trainer.core.tiny import make_samples
-from trainer.denominators import Denominators, count_members
-from trainer.logprobs import TokenScores
-from trainer.losses.components import MAX_WEIGHT, micro_batch_loss, ref_kl_losses, rl_inputs
+from trainer.losses.components import (
+    MAX_WEIGHT,
+    Denominators,
+    count_members,
+    micro_batch_loss,
+    ref_kl_losses,
+    rl_inputs,
+)
 from trainer.losses.protocol import RlInputs, RlOutputs
-from trainer.micro_batch import MicroBatch
-from trainer.packing import pack
-from trainer.weighting import Weighting
+from trainer.model.logprobs import TokenScores
+from trainer.planning.layout import Weighting
+from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import pack
 
 CPU = torch.device("cpu")
 

@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.critic.assessment import explained_variance
-from trainer.critic.config import CriticConfig
-from trainer.critic.credit import ACTION, NO_ACTION, STEP_START, BatchValues, assign_credit
-from trainer.critic.gae import generalized_advantages
-from trainer.critic.loss import value_losses
+from trainer.config.model import CriticConfig
+from trainer.critic.credit import ACTION, NO_ACTION, STEP_START, CreditInputs, assign_credit, generalized_advantages
+from trainer.critic.step import value_losses
+from trainer.critic.values import explained_variance
 
 S, A, N = STEP_START, ACTION, NO_ACTION
 
@@ -44,8 +43,8 @@ def test_gae_of_many_episodes_is_that_of_each(
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
-def batch(roles: list[list[int]], values: list[list[float]], trajectories: list[int], steps: list[int]) -> BatchValues:
-    return BatchValues(
+def batch(roles: list[list[int]], values: list[list[float]], trajectories: list[int], steps: list[int]) -> CreditInputs:
+    return CreditInputs(
         trajectories=np.array(trajectories),
         step_indices=np.array(steps),
         rewards=np.array([float(10 * trajectory + 1) for trajectory in trajectories]),

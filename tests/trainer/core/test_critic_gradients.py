@@ -7,7 +7,7 @@ import pytest
 from tests.support.ranks import RankRun, relative_error
 from tests.trainer.core.critic_cases import CRITIC_CASES, PlainCritic, train_critic_case
 from tests.trainer.core.rank_worker import part_name
-from trainer.model import Policy
+from trainer.model.policy import Policy
 
 PARTS = [(name, index) for name, case in CRITIC_CASES.items() for index in range(case.mini_batches)]
 each_case = pytest.mark.parametrize("name", CRITIC_CASES)

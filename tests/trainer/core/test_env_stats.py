@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.trainer.core.rank_worker import CPU
-from trainer.env_stats import EnvStats
+from trainer.accounting.env_stats import EnvStats
 
 ENVS = ("copy", "reverse")
 

@@ -7,10 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from runtime.errors import UserError
-from trainer.batch_source import NoBatch
+from trainer.batches.fake import FakeSource, fake_lengths
+from trainer.batches.source import NoBatch
 from trainer.cli import run
-from trainer.config import DataConfig, FakeDataConfig, ModelConfig, TrainerConfig
-from trainer.fake_data import FakeSource, fake_lengths
+from trainer.config.model import ModelConfig
+from trainer.config.trainer import DataConfig, FakeDataConfig, TrainerConfig
 from transport.wire.manifest import BatchManifest
 
 MODEL = ModelConfig(path=Path("model"), seq_len=128)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli import run
-from trainer.token_export import STABLE
+from trainer.observe.token_export import STABLE
 
 NUM_STEPS = 2
 

@@ -10,7 +10,7 @@ from tests.support.ranks import GradientRecorder, RankRun, relative_error
 from tests.trainer.core.conftest import References
 from tests.trainer.core.rank_worker import part_name, train_scenario
 from tests.trainer.core.scenarios import SCENARIOS
-from trainer.model import Policy
+from trainer.model.policy import Policy
 
 PARTS = [(name, mini_batch) for name, scenario in SCENARIOS.items() for mini_batch in range(scenario.mini_batches)]
 each_part = pytest.mark.parametrize(("name", "mini_batch"), PARTS, ids=[part_name(*part) for part in PARTS])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.logprobs import TileSize, TokenScores, token_scores
+from trainer.model.logprobs import TileSize, TokenScores, token_scores
 
 NUM_TOKENS, HIDDEN, VOCAB = 57, 16, 101
 each_tile = pytest.mark.parametrize("tile", [(5, 3), (10, 7), (57, 101), (8, 200), (256, 25)], ids=str)

@@ -29,15 +29,16 @@ from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario
 from tests.trainer.core.test_gradient_invariance import each_part
 from tests.trainer.core.tiny import save_tiny_model
 from tests.trainer.images.tiny_vlm import save_tiny_vlm
-from trainer.checkpoint_state import TrainState
-from trainer.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
-from trainer.distributed import Ranks
+from trainer.checkpoints.state import TrainState
+from trainer.config.model import LoraConfig, ModelConfig, OptimizerConfig
+from trainer.config.trainer import TrainerConfig
 from trainer.errors import ModelUnusable
-from trainer.local_ranges import named_weights
-from trainer.lora import base_digest
-from trainer.model import Policy, load_policy
+from trainer.model.lora import base_digest
+from trainer.model.policy import Policy, load_policy
 from trainer.optimizer import make_optimizer, named_moments
-from trainer.progress import Progress
+from trainer.ranks import Ranks
+from trainer.step.report import TrainProgress
+from trainer.weights.local_ranges import named_weights
 from transport.wire.weights import read_weight_manifest, version_dir
 
 ALONE = Ranks(0, 1, CPU)
@@ -125,7 +126,7 @@ def test_checkpoint_of_ranks_resumes_exactly_in_a_plain_process(lora_run: RankRu
     policy = load_policy(ModelConfig(path=model_path, seq_len=SEQ_LEN, lora=LORA), CPU)
     optimizer = make_optimizer(policy.causal_lm, OptimizerConfig(lr=1e-2))
     checkpoints = make_lora_checkpoints(lora_run.out / "checkpoints", policy, ALONE, model_path)
-    assert checkpoints.resume(TrainState(policy.causal_lm, optimizer)) == Progress(step=1)
+    assert checkpoints.resume(TrainState(policy.causal_lm, optimizer)) == TrainProgress(step=1)
     for name, tensor in named_weights(policy.causal_lm).items():
         assert torch.equal(tensor, named_weights(expected.causal_lm)[name]), name
     for name, tensor in named_moments(policy.causal_lm, optimizer).items():

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from runtime.errors import UserError
 from tests.trainer.core.scenarios import LOSSES
-from trainer.errors import LossInvalid
-from trainer.losses import policy
-from trainer.losses.config import (
+from trainer.config.loss import (
     CispoLossConfig,
     CustomLossConfig,
     DppoLossConfig,
@@ -24,6 +22,8 @@ from trainer.losses.config import (
     PpoClipLossConfig,
     ReinforceLossConfig,
 )
+from trainer.errors import LossInvalid
+from trainer.losses import builtin as policy
 from trainer.losses.factory import make_loss
 from trainer.losses.protocol import MAX_LOG_RATIO, RlInputs, RlLoss, RlOutputs
 

@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
 from runtime.errors import UserError
 from tests.trainer.core.rank_worker import CPU
 from tests.trainer.core.tiny import make_samples, save_tiny_model
-from trainer.attention.registry import AttentionKernel
-from trainer.attention.segments import SegmentInfo
-from trainer.config import ModelConfig
+from trainer.checks.packing import verify_packing
+from trainer.config.model import ModelConfig
 from trainer.errors import ModelUnusable
-from trainer.fsdp import decoder_layers, shard_policy
-from trainer.model import Policy, load_policy
-from trainer.oracle import verify_packing
-from trainer.packing import pack
+from trainer.model.attention import AttentionKernel
+from trainer.model.fsdp import decoder_layers, shard_policy
+from trainer.model.policy import Policy, load_policy
+from trainer.planning.micro_batch import SegmentInfo
+from trainer.planning.pack import pack
 
 
 def edit_config(path: Path, **changes: object) -> ModelConfig:

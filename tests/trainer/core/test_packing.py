@@ -6,11 +6,10 @@ import torch
 
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest, make_sample, make_samples
 from trainer.errors import BatchMismatch
-from trainer.images.cut import cut_sample
-from trainer.images.intake import take_in
-from trainer.layout import Layout
-from trainer.packing import pack, pack_mini_batch
-from trainer.plan import StepPlan, plan_step
+from trainer.images.samples import check_image_samples, cut_sample
+from trainer.planning.layout import Layout
+from trainer.planning.pack import pack, pack_mini_batch
+from trainer.planning.plan import StepPlan, plan_step
 from transport.wire.sample import TrainingSample
 from transport.wire.tensor import EncodedTensor
 
@@ -135,7 +134,7 @@ def plan_of(samples: list[TrainingSample], world_size: int) -> StepPlan:
 def test_every_rank_packs_its_own_rows_and_all_ranks_pack_the_batch() -> None:
     samples = make_samples([9, 20, 31, 4, 12, 40, 7])
     plan = plan_of(samples, 3)
-    by_row = take_in(dict(enumerate(samples)), None, plan.seq_len).samples
+    by_row = check_image_samples(dict(enumerate(samples)), None, plan.seq_len).samples
     packed = [pack_mini_batch(plan, 0, rank, by_row) for rank in range(3)]
     assert len({len(micro_batches) for micro_batches in packed}) == 1
     rows = sorted(row for micro_batches in packed for batch in micro_batches for row in batch.sample_rows)

@@ -8,7 +8,7 @@ from tests.support.ranks import RankRun, relative_error, run_ranks
 from tests.trainer.core.conftest import References
 from tests.trainer.core.parallel_worker import DIVISIONS, Division, train_divisions
 from tests.trainer.core.scenarios import SCENARIOS
-from trainer.attention.context import overlaps
+from trainer.model.attention import overlaps
 
 CASES = [(division, name) for division, names in DIVISIONS.items() for name in names]
 each_case = pytest.mark.parametrize(("division", "name"), CASES, ids=[f"{d.name}: {name}" for d, name in CASES])

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from runtime.errors import UserError
 from tests.support.process import Process
+from trainer.build import check_ranks
 from trainer.cli import run
-from trainer.config import ParallelConfig
-from trainer.service import check_ranks
+from trainer.config.trainer import ParallelConfig
 
 pytestmark = pytest.mark.integration
 

@@ -9,11 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.core.tiny import bare_manifest
-from trainer.bins import best_fit_decreasing, compute_cost, spread_by_cost
 from trainer.errors import PlanError
-from trainer.layout import Layout
-from trainer.plan import MiniBatchPlan, StepPlan, assign_mini_batches, order_of_visits, plan_step
-from trainer.weighting import Weighting
+from trainer.planning.bins import best_fit_decreasing, compute_cost, spread_by_cost
+from trainer.planning.layout import Layout, Weighting
+from trainer.planning.plan import MiniBatchPlan, StepPlan, assign_mini_batches, order_of_visits, plan_step
 from transport.wire.manifest import IMAGE
 from transport.wire.tensor import EncodedTensor
 

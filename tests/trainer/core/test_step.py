@@ -12,14 +12,15 @@ from tests.trainer.core.rank_worker import NO_CLIP, micro_batches_of, train_scen
 from tests.trainer.core.reference import load_reference, sample_logprobs
 from tests.trainer.core.scenarios import SCENARIOS, SEQ_LEN, Scenario, batch_of
 from tests.trainer.core.tiny import ENV_NAMES, make_sample
+from trainer.config.loss import DppoLossConfig
 from trainer.errors import PlanError
-from trainer.images.cut import cut_sample
-from trainer.losses.config import DppoLossConfig
+from trainer.images.samples import cut_sample
 from trainer.losses.factory import make_loss
-from trainer.micro_batch import MicroBatch
-from trainer.model import Policy
-from trainer.packing import pack
-from trainer.step import StepReport, StepSettings, train_mini_batch
+from trainer.model.policy import Policy
+from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import pack
+from trainer.step.report import StepReport
+from trainer.step.step import StepSettings, train_mini_batch
 from transport.wire.tensor import EncodedTensor
 
 LOSS = make_loss(DppoLossConfig())

@@ -14,18 +14,16 @@ from tests.support.ranks import RankRun
 from tests.trainer.core.rank_worker import CPU, NO_CLIP, micro_batches_of
 from tests.trainer.core.scenarios import LOSSES, SCENARIOS, SEQ_LEN, Scenario, ordered
 from tests.trainer.core.tiny import ENV_NAMES, make_manifest
-from trainer.config import TokenExportConfig
-from trainer.distributed import Ranks
-from trainer.images.cut import cut_sample
-from trainer.images.intake import take_in
+from trainer.config.trainer import TokenExportConfig
+from trainer.images.samples import check_image_samples, cut_sample
 from trainer.losses.components import rl_inputs
 from trainer.losses.factory import make_loss
-from trainer.model import Policy
-from trainer.packing import pack_mini_batch
-from trainer.plan import StepPlan, plan_step
-from trainer.step import StepSettings, Watch, train_mini_batch
-from trainer.token_export import STABLE, TokenExport, choose_rows, step_folder
-from trainer.token_record import TokenRecorder
+from trainer.model.policy import Policy
+from trainer.observe.token_export import STABLE, TokenExport, TokenRecorder, choose_rows, step_folder
+from trainer.planning.pack import pack_mini_batch
+from trainer.planning.plan import StepPlan, plan_step
+from trainer.ranks import Ranks
+from trainer.step.step import StepSettings, Watch, train_mini_batch
 from transport.wire.sample import TrainingSample, VersionSpan
 
 ALONE = Ranks(0, 1, CPU)
@@ -40,7 +38,7 @@ def plan_of(scenario: Scenario) -> StepPlan:
 
 
 def samples_of(scenario: Scenario) -> Mapping[int, TrainingSample]:
-    return take_in(dict(enumerate(ordered(scenario))), None, SEQ_LEN).samples
+    return check_image_samples(dict(enumerate(ordered(scenario))), None, SEQ_LEN).samples
 
 
 def recorder_of(scenario: Scenario, rows: list[int] | None = None) -> TokenRecorder:

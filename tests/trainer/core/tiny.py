@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.models import NO_SPECIAL, make_model
-from trainer.bins import IntArray
+from trainer.arrays import IntArray
 from transport.wire.codec import batch_digest, encode, frame_hash
 from transport.wire.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
 from transport.wire.sample import TrainingSample

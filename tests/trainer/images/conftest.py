@@ -12,8 +12,8 @@ from tests.support.ranks import RankRun, run_ranks
 from tests.trainer.images.image_ranks import CPU, FAMILIES, Scenario, train_families
 from tests.trainer.images.reference import reference_gradients
 from tests.trainer.images.tiny_vlm import SEQ_LEN, save_tiny_vlm
-from trainer.config import ModelConfig
-from trainer.model import Policy, load_policy
+from trainer.config.model import ModelConfig
+from trainer.model.policy import Policy, load_policy
 
 
 @pytest.fixture(scope="session", autouse=True)

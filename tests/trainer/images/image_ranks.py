@@ -11,22 +11,23 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.support.ranks import GradientRecorder, Rank
 from tests.trainer.images.tiny_vlm import IMAGE_TOKEN, MIXED, SEQ_LEN, draw_all
-from trainer.config import ModelConfig
-from trainer.distributed import Ranks
-from trainer.fsdp import shard_policy
-from trainer.images.intake import take_in
-from trainer.layout import Layout, RowSharing
-from trainer.logprobs import TokenScores
-from trainer.losses.config import ReinforceLossConfig
+from trainer.checks.packing import verify_packing
+from trainer.config.loss import ReinforceLossConfig
+from trainer.config.model import ModelConfig
+from trainer.images.samples import check_image_samples
 from trainer.losses.factory import make_loss
 from trainer.losses.protocol import RlOutputs
-from trainer.micro_batch import MicroBatch
-from trainer.model import Policy, load_policy
-from trainer.oracle import verify_packing
-from trainer.packing import pack_mini_batch
-from trainer.plan import StepPlan, plan_step
-from trainer.publish import Publisher
-from trainer.step import StepReport, StepSettings, train_mini_batch
+from trainer.model.fsdp import shard_policy
+from trainer.model.logprobs import TokenScores
+from trainer.model.policy import Policy, load_policy
+from trainer.planning.layout import Layout, RowSharing
+from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import pack_mini_batch
+from trainer.planning.plan import StepPlan, plan_step
+from trainer.ranks import Ranks
+from trainer.step.report import StepReport
+from trainer.step.step import StepSettings, train_mini_batch
+from trainer.weights.files import FilePublisher
 from transport.wire.batch import build_batch
 from transport.wire.sample import TrainingSample
 from transport.wire.tensor import EncodedTensor
@@ -93,7 +94,7 @@ def train(
     for row in scenario.spoiled:
         if row in mine:
             mine[row] = without_an_image_token(mine[row])
-    intake = take_in(mine, policy.image_spec, SEQ_LEN)
+    intake = check_image_samples(mine, policy.image_spec, SEQ_LEN)
     micro_batches = pack_mini_batch(
         plan, 0, rank, intake.samples, scenario.pad_multiple, policy.image_spec, intake.refused
     )
@@ -126,7 +127,7 @@ def _work(me: Rank, family: str) -> dict[str, dict[str, object]]:
         results[name] = {"metrics": report.metrics, "logprobs": logprobs.rows}
         if me.rank == 0:
             save_file(gradients, me.out / f"{family} {name}.safetensors")
-    Publisher(me.out / family, "test", 2, Ranks(me.rank, me.world_size, CPU)).publish(policy.causal_lm, 0)
+    FilePublisher(me.out / family, "test", 2, Ranks(me.rank, me.world_size, CPU)).publish(policy.causal_lm, 0)
     half = load_policy(config.model_copy(update={"dtype": "bfloat16"}), CPU)
     _save_gradients(me, f"{family} bfloat16", shard_policy(half, mesh, reshard_after_forward=False), "mixed")
     exact = shard_policy(load_policy(config, CPU).double(), mesh, reshard_after_forward=True)

@@ -11,15 +11,14 @@ from tests.trainer.core.tiny import save_tiny_model
 from tests.trainer.images.conftest import Policies
 from tests.trainer.images.image_ranks import CPU
 from tests.trainer.images.tiny_vlm import SPEC, save_tiny_vlm
-from trainer.config import ModelConfig
-from trainer.critic.config import CriticConfig
-from trainer.critic.model import load_critic
+from trainer.checks.packing import verify_packing
+from trainer.config.model import CriticConfig, ModelConfig
+from trainer.critic.critic import load_critic
 from trainer.errors import ModelUnusable
-from trainer.fsdp import decoder_layers
-from trainer.images.family import FAMILIES, validate_multimodal_pack
-from trainer.layout import RowSharing
-from trainer.model import load_policy
-from trainer.oracle import verify_packing
+from trainer.model.fsdp import decoder_layers
+from trainer.model.policy import load_policy
+from trainer.model.vision import FAMILIES, validate_multimodal_pack
+from trainer.planning.layout import RowSharing
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])

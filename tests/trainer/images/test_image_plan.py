@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainer.layout import Layout, RowSharing
-from trainer.plan import MiniBatchPlan, plan_step
+from trainer.planning.layout import Layout, RowSharing
+from trainer.planning.plan import MiniBatchPlan, plan_step
 from transport.wire.codec import batch_digest
 from transport.wire.manifest import IMAGE, SCHEMA_VERSION, BatchManifest, SampleColumns
 from transport.wire.tensor import EncodedTensor

@@ -7,11 +7,9 @@ import torch
 
 from tests.trainer.images.reference import plain_positions
 from tests.trainer.images.tiny_vlm import IMAGE_TOKEN, MIXED, SPEC, draw, draw_all
-from trainer.images.blocks import block_starts, grids_of, image_tokens_of, rope_positions
-from trainer.images.cut import cut_sample
-from trainer.images.intake import take_in, why_refused
-from trainer.images.spec import ImageSpec
-from trainer.packing import pack
+from trainer.images.samples import check_image_samples, cut_sample, why_refused
+from trainer.images.spec import ImageSpec, block_starts, grids_of, image_tokens_of, rope_positions
+from trainer.planning.pack import pack
 from transport.wire.codec import encode_sample
 from transport.wire.sample import TrainingSample, VersionSpan
 from transport.wire.tensor import EncodedTensor
@@ -85,7 +83,7 @@ WRONG = {
 def test_a_sample_whose_images_do_not_add_up_is_left_out_by_name_and_no_other(name: str) -> None:
     sample, reason = WRONG[name]
     good = draw("..b.s.xx", index=1)
-    intake = take_in({3: good, 8: sample}, SPEC, SEQ_LEN)
+    intake = check_image_samples({3: good, 8: sample}, SPEC, SEQ_LEN)
     assert list(intake.samples) == [3]
     assert list(intake.refused) == [8]
     assert intake.refused[8].startswith("copy/0/0#0 of example 0 of env 'copy' ")
@@ -101,7 +99,7 @@ def test_a_block_with_another_token_inside_is_refused() -> None:
 
 def test_a_model_of_text_looks_at_nothing() -> None:
     sample = with_token(draw("....xx"), 5, IMAGE_TOKEN)
-    assert take_in({0: sample}, None, SEQ_LEN).samples[0] is sample
+    assert check_image_samples({0: sample}, None, SEQ_LEN).samples[0] is sample
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -155,7 +153,7 @@ def test_a_sample_of_which_nothing_can_stay_is_left_out() -> None:
 
 @pytest.mark.parametrize("spec", [SPEC, None])
 def test_a_long_text_is_cut_too(spec: ImageSpec | None) -> None:
-    cut = take_in({0: draw("." * 20 + "x" * 20)}, spec, SEQ_LEN).samples[0]
+    cut = check_image_samples({0: draw("." * 20 + "x" * 20)}, spec, SEQ_LEN).samples[0]
     assert cut.num_tokens == SEQ_LEN
     encode_sample(cut)  # checks every other column
 

@@ -12,12 +12,12 @@ from tests.trainer.images.conftest import Policies, References, TwoRanks
 from tests.trainer.images.image_ranks import CPU, FAMILIES, ROUNDED, SCENARIOS, LogprobsByRow, Scenario, plan_of, train
 from tests.trainer.images.reference import relative_error
 from tests.trainer.images.tiny_vlm import MIXED, SEQ_LEN, SPEC, draw, draw_all, save_tiny_text
-from trainer.config import ModelConfig
-from trainer.context_parallel import ContextParallel
+from trainer.checks.packing import verify_packing
+from trainer.config.model import ModelConfig
 from trainer.errors import ModelUnusable
-from trainer.model import Policy, load_policy
-from trainer.oracle import verify_packing
-from trainer.packing import pack
+from trainer.model.context_parallel import ContextParallel
+from trainer.model.policy import Policy, load_policy
+from trainer.planning.pack import pack
 from transport.wire.weights import version_dir
 
 TOLERANCE = 1e-5
@@ -159,7 +159,7 @@ def test_what_float32_rounds_is_exact_in_double_precision_on_two_ranks(
 
 def test_qwen3_5_would_leak_without_our_layer(model_paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Why `SegmentDeltaNet` is there; when this fails, transformers may do as well without it."""
-    monkeypatch.setattr("trainer.model.separate_samples", lambda model: 1)
+    monkeypatch.setattr("trainer.model.policy.separate_samples", lambda model: 1)
     policy = load_policy(ModelConfig(path=model_paths["qwen3_5"], seq_len=SEQ_LEN), CPU)
     with pytest.raises(ModelUnusable, match="cannot be trained packed"):
         verify_packing(policy, CPU)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from runtime.errors import StorageError
-from trainer.config import WeightsConfig
-from trainer.distributed import Ranks, join
+from trainer.config.trainer import WeightsConfig
 from trainer.errors import RankMismatch
-from trainer.weight_channel import open_channel
+from trainer.ranks import Ranks, join
+from trainer.weights.channel import open_channel
 from transport.weights.client import FetchSettings, fetch_weights
 from transport.wire.weights import Channel, parse_location
 

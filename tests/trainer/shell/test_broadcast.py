@@ -17,8 +17,8 @@ import torch
 from inference.torch_engine.broadcast_intake import join_broadcast, own_address
 from tests.ipv6 import needs_ipv6
 from tests.support.waiting import until
-from trainer import broadcast
-from trainer.broadcast import Broadcaster
+from trainer.weights import broadcast
+from trainer.weights.broadcast import Broadcaster
 from transport.errors import WeightsError
 from transport.wire.weights import BroadcastGroup
 

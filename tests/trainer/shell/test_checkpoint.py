@@ -8,10 +8,10 @@ import torch
 
 from runtime.errors import StorageError, UserError
 from tests.trainer.shell.tiny import file_size_limit, make_checkpoints, make_tiny, save, train_and_save
-from trainer import checkpoint
-from trainer.checkpoint import MAX_RETRY_PAUSE_S, RETRY_PAUSE_S
-from trainer.checkpoint_manifest import MANIFEST_NAME, read_manifest, verify_files
-from trainer.progress import Progress
+from trainer.checkpoints import checkpoints as checkpoint
+from trainer.checkpoints.checkpoints import MAX_RETRY_PAUSE_S, RETRY_PAUSE_S
+from trainer.checkpoints.manifest import MANIFEST_NAME, read_manifest, verify_files
+from trainer.step.report import TrainProgress
 
 TENSORS_NAME = "shard-00001-model-00001-of-00001.safetensors"
 
@@ -47,7 +47,7 @@ def test_resumed_training_goes_on_exactly_as_if_never_stopped(root, model_path):
     for _ in range(3):
         resumed.step()
 
-    assert progress == Progress(step=3)
+    assert progress == TrainProgress(step=3)
     expected = straight.state()
     assert expected.keys() == resumed.state().keys()
     for name, value in resumed.state().items():
@@ -57,7 +57,7 @@ def test_resumed_training_goes_on_exactly_as_if_never_stopped(root, model_path):
 def test_a_run_without_checkpoints_starts_at_step_zero_and_keeps_its_weights(root, model_path):
     tiny = make_tiny()
     before = tiny.state()
-    assert make_checkpoints(root, model_path).resume(tiny) == Progress()
+    assert make_checkpoints(root, model_path).resume(tiny) == TrainProgress()
     assert all(torch.equal(value, before[name]) for name, value in tiny.state().items())
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_one_before_is_used(root, model_
     damage(root / "step-00000002" / name, how)
 
     other = make_tiny(seed=1)
-    assert make_checkpoints(root, model_path).resume(other) == Progress(step=1)
+    assert make_checkpoints(root, model_path).resume(other) == TrainProgress(step=1)
     assert all(torch.equal(value, expected[key]) for key, value in other.state().items())
 
 
@@ -116,9 +116,9 @@ def test_a_first_save_that_never_ended_is_a_fresh_start(root, model_path):
     (root / "step-00000001" / "progress.json").write_text("{}")
     tiny = make_tiny()
     checkpoints = make_checkpoints(root, model_path)
-    assert checkpoints.resume(tiny) == Progress()
+    assert checkpoints.resume(tiny) == TrainProgress()
     train_and_save(tiny, checkpoints, range(1, 2))
-    assert checkpoints.resume(tiny) == Progress(step=1)
+    assert checkpoints.resume(tiny) == TrainProgress(step=1)
 
 
 def test_a_checkpoint_of_another_run_is_not_used(root, model_path):
@@ -155,7 +155,7 @@ def test_a_failed_save_keeps_the_older_one_and_is_due_again_at_once(root, model_
     assert not checkpoints.due(2)
     assert not save(checkpoints, tiny, 2)
     assert checkpoints.due(3)
-    assert make_checkpoints(root, model_path).resume(tiny) == Progress(step=1)
+    assert make_checkpoints(root, model_path).resume(tiny) == TrainProgress(step=1)
     assert save(checkpoints, tiny, 3)
     assert not checkpoints.due(4)
 
@@ -168,7 +168,7 @@ def test_a_full_disk_fails_the_save_and_not_the_run(root, model_path, background
     with file_size_limit(2_000):
         assert not save(checkpoints, tiny, 2)
     assert not (root / "step-00000002").exists(), "what it wrote takes the room that the next one needs"
-    assert make_checkpoints(root, model_path).resume(tiny) == Progress(step=1)
+    assert make_checkpoints(root, model_path).resume(tiny) == TrainProgress(step=1)
     assert checkpoints.due(3)
     assert save(checkpoints, tiny, 3)
     assert not checkpoints.due(4)
@@ -203,12 +203,12 @@ def test_a_background_save_has_the_state_at_its_begin_whatever_training_does_mea
     assert checkpoints.saved(wait=True) is None, "nothing is begun"
     tiny.step()
     expected = tiny.state()
-    checkpoints.begin(tiny, Progress(step=1))
+    checkpoints.begin(tiny, TrainProgress(step=1))
     tiny.step()
     assert checkpoints.saved(wait=True) == 1
     assert checkpoints.saved(wait=True) is None, "the end is told once"
     resumed = make_tiny(seed=1)
-    assert make_checkpoints(root, model_path).resume(resumed) == Progress(step=1)
+    assert make_checkpoints(root, model_path).resume(resumed) == TrainProgress(step=1)
     for name, value in resumed.state().items():
         assert torch.equal(value, expected[name]), name
 

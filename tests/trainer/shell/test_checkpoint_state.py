@@ -9,9 +9,9 @@ from torch import nn
 
 from runtime.errors import StorageError
 from tests.trainer.shell.tiny import ALONE, make_tiny
-from trainer import checkpoint_state
-from trainer.checkpoint_state import TrainState, file_numbers, load_tensors, load_weights, save_tensors
-from trainer.config import OptimizerConfig
+from trainer.checkpoints import state as checkpoint_state
+from trainer.checkpoints.state import TrainState, file_numbers, load_tensors, load_weights, save_tensors
+from trainer.config.model import OptimizerConfig
 from trainer.optimizer import make_optimizer
 
 

@@ -6,7 +6,7 @@ import torch
 from runtime.errors import UserError
 from tests.trainer.shell.runs import arguments
 from trainer.cli import run
-from trainer.distributed import choose_device
+from trainer.ranks import choose_device
 
 
 def test_a_health_port_in_use_is_a_user_error_of_the_first_rank_of_a_machine(

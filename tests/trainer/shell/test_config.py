@@ -3,16 +3,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trainer.config import (
-    ExportConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    ScheduleConfig,
-    TrainerConfig,
-    WeightsConfig,
-)
-from trainer.critic.config import CriticConfig
+from trainer.config.model import CriticConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from trainer.config.trainer import ExportConfig, ParallelConfig, TrainerConfig, WeightsConfig
 
 MODEL = ModelConfig(path=Path("model"), seq_len=128)
 

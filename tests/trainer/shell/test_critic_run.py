@@ -14,9 +14,9 @@ from tests.support.process import Process
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID, make_sample
 from tests.trainer.shell.runs import arguments, replay, weight_bytes, weights_of
+from trainer.checkpoints.export import newest_checkpoint
 from trainer.cli import run
 from trainer.errors import CriticMismatch
-from trainer.export import newest_checkpoint
 from transport.durable import write_durably
 from transport.outbox.batch_file import file_chunks
 from transport.outbox.outbox import batch_path

@@ -8,8 +8,8 @@ from runtime.errors import UserError
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.runs import weights_of
 from tests.trainer.shell.tiny import file_size_limit
+from trainer.checkpoints.export import export_checkpoint, newest_checkpoint
 from trainer.cli import run
-from trainer.export import export_checkpoint, newest_checkpoint
 
 
 def logits(path, **kwargs: object) -> torch.Tensor:

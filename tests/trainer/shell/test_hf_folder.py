@@ -1,4 +1,4 @@
-from trainer.hf_folder import copy_model_files
+from trainer.checkpoints.checkpoints import copy_model_files
 
 
 def test_everything_but_the_weights_is_copied(tmp_path):

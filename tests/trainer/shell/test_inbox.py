@@ -8,10 +8,10 @@ from runtime.health.health import Health
 from tests.trainer.shell.recorded import RUN_ID, make_batch
 from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import ALONE
-from trainer.batch_source import NoBatch
-from trainer.distributed import Ranks
+from trainer.batches.inbox import Inbox
+from trainer.batches.source import NoBatch
 from trainer.errors import RankMismatch
-from trainer.inbox import Inbox
+from trainer.ranks import Ranks
 from transport.outbox.progress import PublishedWeights
 from transport.wire.batch import decode_rows
 from transport.wire.manifest import BatchManifest

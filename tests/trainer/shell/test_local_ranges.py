@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer.errors import TrainerError
-from trainer.local_ranges import LocalRange, local_range, named_weights, raw_bytes, spec_of
+from trainer.weights.local_ranges import LocalRange, local_range, named_weights, raw_bytes, spec_of
 from transport.wire.weights import TensorEntry
 
 

@@ -13,22 +13,23 @@ from runtime.health.health import Health
 from tests.trainer.shell.recorded import RUN_ID, record_batches
 from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import ALONE
-from trainer import checkpoint
-from trainer.batch_source import NoBatch
-from trainer.checkpoint import Checkpoints, Origin
-from trainer.checkpoint_manifest import checkpoint_dir, read_manifest, verify_files
-from trainer.config import ModelConfig, OptimizerConfig, TrainerConfig
-from trainer.inbox import Inbox
-from trainer.layout import Layout
+from trainer.batches.inbox import Inbox
+from trainer.batches.replay import ReplaySource
+from trainer.batches.source import NoBatch
+from trainer.checkpoints import checkpoints as checkpoint
+from trainer.checkpoints.checkpoints import Checkpoints, Origin
+from trainer.checkpoints.manifest import checkpoint_dir, read_manifest, verify_files
+from trainer.config.model import ModelConfig, OptimizerConfig
+from trainer.config.trainer import TrainerConfig
 from trainer.loop import Training, train
 from trainer.losses.factory import make_loss
-from trainer.model import load_policy
-from trainer.non_finite import NonFiniteGuard
+from trainer.model.policy import load_policy
+from trainer.observe.non_finite import NonFiniteGuard
+from trainer.observe.telemetry import Telemetry
 from trainer.optimizer import make_optimizer
-from trainer.progress import Progress
-from trainer.publish import Publisher
-from trainer.replay import ReplaySource
-from trainer.telemetry import Telemetry
+from trainer.planning.layout import Layout
+from trainer.step.report import TrainProgress
+from trainer.weights.files import FilePublisher
 from transport.outbox.progress import PublishedWeights
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample
@@ -83,7 +84,7 @@ class Bench:
     def stop_requested(self) -> bool:
         return self.stop_after is not None and f"trained {self.stop_after}" in self.told
 
-    def train(self) -> Progress:
+    def train(self) -> TrainProgress:
         progress = self.run.checkpoints.resume(self.run.state)
         return train(self.run, progress)
 
@@ -107,7 +108,7 @@ def make_bench(model_path: Path, root: Path, *, stop_after: int | None = None, *
         optimizer=make_optimizer(policy.causal_lm, config.optimizer),
         loss=make_loss(config.loss),
         inbox=Inbox(witness, ALONE, max_steps=None, stop=Stop(lambda: bench.stop_requested()), health=health),
-        publisher=Publisher(root / "weights", RUN_ID, 9, ALONE),
+        publisher=FilePublisher(root / "weights", RUN_ID, 9, ALONE),
         checkpoints=Checkpoints(root / "checkpoints", Origin(RUN_ID, "digest", model_path), config.checkpoint, ALONE),
         non_finite=NonFiniteGuard(root / "non_finite", 3, ALONE),
         telemetry=Telemetry(health, None),

@@ -14,11 +14,11 @@ from runtime.errors import UserError
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.runs import replay, weight_bytes, weights_of
-from trainer.adapter import Adapter, check_same_adapter, read_adapter
-from trainer.checkpoint_state import load_weights
+from trainer.checkpoints.export import export_checkpoint, newest_checkpoint
+from trainer.checkpoints.state import load_weights
 from trainer.cli import run
-from trainer.export import export_checkpoint, newest_checkpoint
-from trainer.zmq_publish import RankShare, make_offer
+from trainer.weights.adapter import Adapter, check_same_adapter, read_adapter
+from trainer.weights.served import RankShare, make_offer
 from transport.wire.weights import publish_digest, read_weight_manifest, version_dir
 
 RANK, ALPHA = 4, 12

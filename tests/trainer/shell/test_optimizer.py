@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from runtime.errors import UserError
 from tests.trainer.core.tiny import save_tiny_model
 from tests.trainer.shell.runs import replay, weight_bytes
-from trainer.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from trainer.config.model import LoraConfig, ModelConfig, OptimizerConfig
+from trainer.config.trainer import TrainerConfig
 from trainer.errors import ModelUnusable
 from trainer.optimizer import current_learning_rate, layer_matrices, make_optimizer, named_moments, set_learning_rate
 

@@ -11,9 +11,9 @@ from tests.support.waiting import until
 from tests.trainer.shell.recorded import RUN_ID, make_batch, make_sample
 from tests.trainer.shell.stand_in import StandIn
 from tests.trainer.shell.tiny import ALONE
-from trainer.batch_source import NoBatch
-from trainer.config import OrchestratorLinkConfig
-from trainer.orchestrator_link import OrchestratorLink
+from trainer.batches.orchestrator import OrchestratorLink
+from trainer.batches.source import NoBatch
+from trainer.config.trainer import OrchestratorLinkConfig
 from transport.outbox.progress import PublishedWeights
 
 

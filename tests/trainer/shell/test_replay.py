@@ -9,8 +9,8 @@ from runtime.errors import UserError
 from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID, record_batches
 from tests.trainer.shell.runs import replay, weight_bytes, weights_of
-from trainer.batch_source import NoBatch
-from trainer.replay import ReplaySource
+from trainer.batches.replay import ReplaySource
+from trainer.batches.source import NoBatch
 from transport.outbox.outbox import batch_path
 from transport.wire.weights import read_weight_manifest
 

@@ -1,8 +1,8 @@
 import safetensors.torch
 import torch
 
-from trainer.local_ranges import raw_bytes, spec_of
-from trainer.safetensors_layout import plan_shards
+from trainer.weights.local_ranges import raw_bytes, spec_of
+from trainer.weights.safetensors_layout import plan_shards
 
 
 def assemble(tensors: dict[str, torch.Tensor]) -> bytes:

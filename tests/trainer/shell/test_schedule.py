@@ -1,7 +1,7 @@
 import pytest
 
-from trainer.config import ScheduleConfig
-from trainer.schedule import learning_rate
+from trainer.config.model import ScheduleConfig
+from trainer.optimizer import learning_rate
 
 
 def rates(schedule: ScheduleConfig, max_steps: int | None, num_steps: int) -> list[float]:

@@ -13,8 +13,8 @@ from tests.trainer.shell.conftest import NUM_STEPS
 from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.runs import arguments, torchrun, weight_bytes, weights_of
 from tests.trainer.shell.stand_in import StandIn
+from trainer.checkpoints.export import newest_checkpoint
 from trainer.cli import run
-from trainer.export import newest_checkpoint
 from transport.wire.weights import read_weight_manifest
 
 pytestmark = pytest.mark.integration

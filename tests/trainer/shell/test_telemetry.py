@@ -8,11 +8,10 @@ import torch
 
 from runtime.health.health import Health
 from tests.trainer.shell.recorded import make_batch
-from trainer.batch_source import Batch
-from trainer.env_stats import EnvStats
-from trainer.progress import Progress
-from trainer.step import StepReport
-from trainer.telemetry import Telemetry, merge_metrics, staleness, step_line, step_times
+from trainer.accounting.env_stats import EnvStats
+from trainer.batches.source import Batch
+from trainer.observe.telemetry import Telemetry, merge_metrics, staleness, step_line, step_times
+from trainer.step.report import StepReport, TrainProgress
 
 
 def report(**metrics: float) -> StepReport:
@@ -70,5 +69,7 @@ def test_a_step_is_progress_and_a_phase_is_visible_in_health():
     with telemetry.timed("publish"):
         assert health.report()["phase"] == "publish"
     assert health.report()["phase"] == ""
-    telemetry.step(Batch(make_batch("run", 1).manifest, source=None), [report()], Progress(step=1, num_tokens=5), 1e-3)
+    telemetry.step(
+        Batch(make_batch("run", 1).manifest, source=None), [report()], TrainProgress(step=1, num_tokens=5), 1e-3
+    )
     assert (health.report()["step"], health.report()["num_tokens"]) == (1, 5)

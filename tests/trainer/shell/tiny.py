@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainer.checkpoint import Checkpoints, Origin
-from trainer.checkpoint_state import TrainState
-from trainer.config import CheckpointConfig, OptimizerConfig
-from trainer.distributed import Ranks
+from trainer.checkpoints.checkpoints import Checkpoints, Origin
+from trainer.checkpoints.state import TrainState
+from trainer.config.model import OptimizerConfig
+from trainer.config.trainer import CheckpointConfig
 from trainer.optimizer import make_optimizer
-from trainer.progress import Progress
+from trainer.ranks import Ranks
+from trainer.step.report import TrainProgress
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -68,7 +69,7 @@ def make_checkpoints(root: Path, model_path: Path, run_id: str = "run", **config
 
 def save(checkpoints: Checkpoints, state: TrainState, step: int) -> bool:
     """Save `state` as that of `step`; whether it is durable."""
-    checkpoints.begin(state, Progress(step=step))
+    checkpoints.begin(state, TrainProgress(step=step))
     return checkpoints.saved(wait=True) == step
 
 

@@ -23,16 +23,16 @@ from tests.trainer.shell.recorded import RUN_ID
 from tests.trainer.shell.stopping import Stop
 from tests.trainer.shell.tiny import TiedModel, save
 from tests.trainer.shell.waiting import AWAY_S, NUM_STEPS, TIMEOUT_S
-from trainer.batch_source import NoBatch
-from trainer.checkpoint import Checkpoints, Origin
-from trainer.checkpoint_state import TrainState
-from trainer.config import CheckpointConfig, OptimizerConfig, OrchestratorLinkConfig, TokenExportConfig
-from trainer.distributed import Ranks, join
-from trainer.inbox import Inbox
+from trainer.batches.inbox import Inbox
+from trainer.batches.orchestrator import OrchestratorLink
+from trainer.batches.source import NoBatch
+from trainer.checkpoints.checkpoints import Checkpoints, Origin
+from trainer.checkpoints.state import TrainState
+from trainer.config.model import OptimizerConfig
+from trainer.config.trainer import CheckpointConfig, OrchestratorLinkConfig, TokenExportConfig
+from trainer.observe.token_export import STABLE, TokenExport, TokenRecord, TokenRecorder, step_folder
 from trainer.optimizer import make_optimizer
-from trainer.orchestrator_link import OrchestratorLink
-from trainer.token_export import STABLE, TokenExport, step_folder
-from trainer.token_record import TokenRecord, TokenRecorder
+from trainer.ranks import Ranks, join
 from transport.outbox.progress import PublishedWeights
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample

@@ -1,0 +1,1 @@
+"""Counts and statistics of a batch, summed over all ranks."""

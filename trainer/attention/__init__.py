@@ -1,1 +1,0 @@
-"""Attention that knows where samples begin and end."""

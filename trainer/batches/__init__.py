@@ -1,0 +1,1 @@
+"""Where batches come from: the orchestrator, a recorded run, or made up."""

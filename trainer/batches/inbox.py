@@ -1,0 +1,114 @@
+"""`Inbox`: batches in order, each exactly once, the same one on all ranks at the same time.
+
+Every rank asks the orchestrator on its own link, and none goes on before all have their answers: an orchestrator that
+goes away between two of them is waited for by all ranks together (`Ranks.wait_together`). A rank that is asked to stop
+asks the others, so that none goes on waiting for a batch. They then compare: all hold the same batch, or all stop
+before the step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from loguru import logger
+
+from runtime.errors import PeerLostError
+from runtime.health.health import Health
+from runtime.process.shutdown import Shutdown
+from trainer.batches.source import Batch, BatchSource, NoBatch
+from trainer.errors import RankMismatch
+from trainer.ranks import Ranks
+from transport.outbox.progress import PublishedWeights
+from transport.wire.manifest import BatchManifest
+from transport.wire.sample import TrainingSample
+
+_T = TypeVar("_T")
+
+
+class Inbox:
+    """What the training loop sees of a `BatchSource`. All but `wait_for_end` and `close` is collective; what is told,
+    the peer hears from the first rank alone."""
+
+    def __init__(
+        self,
+        source: BatchSource,
+        ranks: Ranks,
+        *,
+        max_steps: int | None,
+        stop: Shutdown,
+        health: Health,
+    ) -> None:
+        self._source = source
+        self._ranks = ranks
+        self._max_steps = max_steps
+        self._stop = stop
+        self._health = health
+        self.ended = False
+        """Whether `batches` came to the end of the run, and not to a stop request."""
+
+    def batches(self, after: int) -> Iterator[Batch]:
+        """Batches `after + 1, after + 2, ...` until the run ends or any rank is asked to stop."""
+        step = after + 1
+        while (manifest := self._next(step)) is not None:
+            yield Batch(manifest, self._source)
+            step += 1
+
+    def fetch(self, batch: Batch, rows: Sequence[int]) -> dict[int, TrainingSample]:
+        """The samples of this rank, by row."""
+        return self._together(lambda: batch.fetch(rows))
+
+    def published(self, weights: PublishedWeights) -> None:
+        """Tell the orchestrator of a policy version."""
+        self._together(lambda: self._source.published(weights) if self._ranks.is_first else None)
+
+    def trained(self, step: int) -> None:
+        """Tell the orchestrator that `step` is trained."""
+        self._together(lambda: self._source.trained(step))
+
+    def commit(self, step: int) -> None:
+        """A durable checkpoint contains `step`: only now may the orchestrator forget it. Every rank's link must know,
+        since it greets the orchestrator with it whenever it connects again."""
+        self._together(lambda: self._source.committed(step))
+
+    def wait_for_end(self, last_step: int) -> None:
+        """Wait until the orchestrator says that the run is over, which it does once the engines have the last version.
+
+        Everything is durable by now: an orchestrator that is gone is no error any more.
+        """
+        try:
+            self._source.manifest(last_step + 1)
+        except PeerLostError as error:
+            logger.warning(f"the run is complete, but nobody says that the engines have its last version: {error}")
+
+    def close(self, reason: str) -> None:
+        """Leave the source."""
+        self._source.close(reason)
+
+    def _next(self, step: int) -> BatchManifest | None:
+        answer = self._together(lambda: self._ask(step))
+        says = str(answer) if isinstance(answer, NoBatch) else answer.digest
+        heard = [data.decode() for data in self._ranks.gather(says.encode())]
+        if NoBatch.STOP in heard:
+            return None
+        if len(set(heard)) > 1:
+            raise RankMismatch(f"batch {step}", heard)
+        self.ended = answer is NoBatch.END
+        return None if isinstance(answer, NoBatch) else answer
+
+    def _ask(self, step: int) -> BatchManifest | NoBatch:
+        if self._stop.requested:
+            return NoBatch.STOP
+        if self._max_steps is not None and step > self._max_steps:
+            return NoBatch.END
+        return self._source.manifest(step)
+
+    def _together(self, work: Callable[[], _T]) -> _T:
+        """Waiting for another rank's answer is no stall: its link has a deadline."""
+
+        def on_wait(missing: Sequence[int]) -> None:
+            self._health.progress()
+            self._health.waiting_for(f"rank {', '.join(map(str, missing))} to hear from the orchestrator")
+
+        try:
+            return self._ranks.wait_together(work, on_wait, self._stop)
+        finally:
+            self._health.waiting_for("")

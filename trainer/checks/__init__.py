@@ -1,0 +1,1 @@
+"""Checks before a run: packing, losses, and the canary of each version."""

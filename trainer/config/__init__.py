@@ -1,0 +1,1 @@
+"""All config classes of the trainer. Imports no torch."""

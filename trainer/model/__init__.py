@@ -1,0 +1,1 @@
+"""The network that is trained: loading, attention over packed rows, sharding, adapters, scores of tokens."""

@@ -1,0 +1,1 @@
+"""What people see of a step: metrics, token records, reports of non-finite values."""

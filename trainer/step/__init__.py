@@ -1,0 +1,1 @@
+"""One optimizer step over all micro batches, and its report."""

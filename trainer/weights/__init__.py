@@ -1,0 +1,1 @@
+"""A policy version for engines: as files, served over ZeroMQ, or broadcast."""
