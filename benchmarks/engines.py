@@ -20,13 +20,13 @@ import transformers
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import harness
-from inference.config import ModelConfig
-from inference.engine import EngineLimits
-from inference.generation import Job
+from inference.api.engine import EngineLimits
+from inference.api.generation import Job
+from inference.config import ServedModelConfig
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import load_slot_model
-from inference.torch_engine.weight_intake import WeightIntake
+from inference.weights.receiver import WeightReceiver
 
 BATCHES = (1, 32, 128)
 PROMPT_TOKENS, NEW_TOKENS, VOCAB_SIZE = 34, 128, 48
@@ -94,9 +94,11 @@ def run_hf(model: PreTrainedModel, load: Load, *, logprobs: bool) -> None:
 
 def make_engine(folder: Path) -> TorchEngine:
     slots = max(BATCHES)
-    decoder = Decoder(load_slot_model(ModelConfig(path=folder, device="cpu"), slots, MAX_LENGTH), slots, MAX_LENGTH)
+    decoder = Decoder(
+        load_slot_model(ServedModelConfig(path=folder, device="cpu"), slots, MAX_LENGTH), slots, MAX_LENGTH
+    )
     limits = EngineLimits(VOCAB_SIZE, MAX_LENGTH, slots, max_waiting=slots)
-    return TorchEngine(decoder, limits, eos_token_ids=frozenset(), seed=0, intake=WeightIntake("bench"))
+    return TorchEngine(decoder, limits, eos_token_ids=frozenset(), seed=0, intake=WeightReceiver("bench"))
 
 
 async def run_engine(engine: TorchEngine, load: Load) -> None:

@@ -25,12 +25,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 from transformers.utils import logging as transformers_logging
 
 from benchmarks import harness
-from inference.config import ModelConfig
-from inference.engine import EngineLimits
+from inference.api.engine import EngineLimits
+from inference.config import ServedModelConfig
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import load_slot_model
-from inference.torch_engine.weight_intake import WeightIntake
+from inference.weights.receiver import WeightReceiver
 from trainer.config.trainer import WeightsConfig
 from trainer.ranks import Ranks
 from trainer.weights.channel import open_channel
@@ -119,9 +119,9 @@ def publish(process: "subprocess.Popen[str]", version: int) -> tuple[str, float]
 
 async def update(channel: str, folder: Path, updates: int) -> dict[str, float]:
     """Median seconds of each phase."""
-    slots = load_slot_model(ModelConfig(path=folder / "model", device="cpu"), 8, 256)
+    slots = load_slot_model(ServedModelConfig(path=folder / "model", device="cpu"), 8, 256)
     limits = EngineLimits(slots.hf.get_input_embeddings().num_embeddings, 256, 8, 64)
-    engine = TorchEngine(Decoder(slots, 8, 256), limits, eos_token_ids=frozenset(), seed=0, intake=WeightIntake(RUN))
+    engine = TorchEngine(Decoder(slots, 8, 256), limits, eos_token_ids=frozenset(), seed=0, intake=WeightReceiver(RUN))
     rows: list[dict[str, float]] = []
     try:
         with trainer(channel, folder) as process:

@@ -22,7 +22,7 @@ def run(argv: Sequence[str]) -> None:
     config = load_config(InferenceConfig, argv, prog="inference")
     check_engine(config)
     check_model_path(config)
-    check_vision(config)
+    check_torchvision(config)
     with ending_at_once():
         from inference.service import serve
 
@@ -47,7 +47,7 @@ def check_model_path(config: InferenceConfig) -> None:
         raise UserError(f"no model at --model.path {config.model.path}: expected a folder with config.json and weights")
 
 
-def check_vision(config: InferenceConfig) -> None:
+def check_torchvision(config: InferenceConfig) -> None:
     """Raise `UserError` for a vision model that vLLM could not load: on a CPU it needs torchvision for that."""
     needs_torchvision = config.engine == "vllm" and sees_images(config.model.path) and is_cpu_build()
     if needs_torchvision and importlib.util.find_spec("torchvision") is None:

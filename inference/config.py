@@ -9,7 +9,7 @@ from runtime.config.config import Config, HealthConfig, ServiceConfig
 from transport.security.exposure import is_local, netloc
 
 
-class ModelConfig(Config):
+class ServedModelConfig(Config):
     """The model to serve."""
 
     path: Path
@@ -106,7 +106,7 @@ class VllmEngineConfig(Config):
         return extra_args
 
 
-class WeightsConfig(Config):
+class WeightFetchConfig(Config):
     """Fetching policy versions from a trainer that serves them itself (`weights.channel = "zmq"` of the trainer)."""
 
     keys_dir: Path | None = None
@@ -128,7 +128,7 @@ class InferenceConfig(ServiceConfig):
 
     engine: Literal["torch", "vllm"] = "torch"
     """Which engine runs the model."""
-    model: ModelConfig
+    model: ServedModelConfig
     """The model to serve."""
     server: ServerConfig = ServerConfig()
     """The HTTP server."""
@@ -139,7 +139,7 @@ class InferenceConfig(ServiceConfig):
     """Settings of the embedded engine."""
     vllm: VllmEngineConfig = VllmEngineConfig()
     """Settings of vLLM."""
-    weights: WeightsConfig = WeightsConfig()
+    weights: WeightFetchConfig = WeightFetchConfig()
     """Fetching weights from the trainer over the network."""
     admin_token_file: Path | None = None
     """File with the token for the admin routes (mode 0600); made if it is not there. Without it they answer 403."""

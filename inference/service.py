@@ -9,18 +9,18 @@ vLLM brings its own HTTP server: then this process is its supervisor (`inference
 """
 
 import asyncio
-from contextlib import ExitStack, closing
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import uvloop
 from loguru import logger
 
+from inference.api.requests import max_body_bytes
 from inference.config import InferenceConfig
-from inference.exposure import reminding_of_exposure
-from inference.requests import max_body_bytes
 from inference.server.app import make_app
-from inference.server.metrics import ServerMetrics
-from inference.server.state import ServerState
+from inference.server.state import ServerMetrics, ServerState
 from inference.vllm_engine.supervisor import VllmSupervisor
 from runtime.base.files import read_or_make_secret
 from runtime.errors import ServiceError
@@ -36,7 +36,8 @@ from runtime.run_dir.service_lock import ServiceLock
 
 if TYPE_CHECKING:
     from inference.torch_engine.engine import TorchEngine
-    from inference.torch_engine.start import StartEngine
+    from inference.torch_engine.loading import StartEngine
+
 
 SERVICE = "inference"
 
@@ -106,7 +107,7 @@ async def _load(config: InferenceConfig, state: ServerState) -> "TorchEngine":
 
 
 def _load_torch_engine(config: InferenceConfig) -> "StartEngine":
-    from inference.torch_engine.start import load_engine  # torch: seconds, after the port is bound and answers
+    from inference.torch_engine.loading import load_engine  # torch: seconds, after the port is bound and answers
 
     return load_engine(config)
 
@@ -129,3 +130,24 @@ def _describe(engine: "TorchEngine") -> str:
     return (
         f"{limits.max_batch_size} sequences of up to {limits.max_model_len} tokens, digest {engine.served.digest[:8]}"
     )
+
+
+_REMINDER_S = 60.0
+
+
+@contextmanager
+def reminding_of_exposure(config: InferenceConfig) -> Iterator[None]:
+    """Log it every minute inside the block, if there is something to log."""
+    over = threading.Event()
+    if config.is_open_to_others:
+        threading.Thread(target=_remind, args=(config.server.host, over), name="exposure", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _remind(host: str, over: threading.Event) -> None:
+    while not over.is_set():
+        logger.warning(f"{host} is reachable from other machines and has no admin token (server.insecure = true)")
+        over.wait(_REMINDER_S)

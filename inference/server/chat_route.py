@@ -7,13 +7,12 @@ from typing import cast
 
 from aiohttp import web
 
+from inference.api.chat_reply import Json, choice_of, events_of, usage_of
+from inference.api.chat_request import ChatRequest, decode_chat, jobs_of, plain_messages
+from inference.api.generation import Completion, Job
 from inference.errors import InferenceError
-from inference.generation import Completion, Job
-from inference.server.chat_reply import Json, choice_of, events_of, usage_of
-from inference.server.chat_request import decode_chat, jobs_of, plain_messages
-from inference.server.chat_types import ChatRequest
-from inference.server.errors_json import json_response
-from inference.server.generate_route import run_job
+from inference.server.responses import json_response
+from inference.server.routes import run_job
 from inference.server.state import STATE, ServerState
 
 

@@ -1,19 +1,40 @@
-"""`ServerState`: what the routes share."""
+"""`ServerState`: what the routes share, with the Prometheus metrics of the server."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from inference.api.chat_request import ChatTokenizer
+from inference.api.requests import MAX_BODY_BYTES
 from inference.errors import Unavailable, UnknownModel
-from inference.requests import MAX_BODY_BYTES
-from inference.server.chat_tokenizer import ChatTokenizer
-from inference.server.metrics import ServerMetrics
 from runtime.health.health import Fact, Health
 from runtime.metrics.metric_log import MetricLog
 
 if TYPE_CHECKING:
     from inference.torch_engine.engine import TorchEngine
+
+
+_PREFIX = "tandem_inference_"
+
+
+class ServerMetrics:
+    """Own registry, so that several servers can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(f"{_PREFIX}requests", "Answered requests", ["route", "status"], registry=self.registry)
+        self.request_seconds = Histogram(
+            f"{_PREFIX}request_seconds",
+            "Time to answer",
+            ["route"],
+            buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
+            registry=self.registry,
+        )
+        self.weight_updates = Counter(
+            f"{_PREFIX}weight_updates", "Weight updates asked for", ["outcome"], registry=self.registry
+        )
 
 
 @dataclass(slots=True)

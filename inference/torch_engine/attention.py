@@ -11,12 +11,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from inference.torch_engine.kv_cache import SlotCache
+
+class SlotCache:
+    """Per layer: `keys[S, G, L, D]` and `values[S, G, L, D]` for S slots, G key/value heads, L positions.
+
+    Slots are kept dense (running sequences are slots `0..n-1`), so a decode step reads a view `[:n, :, :length]` and
+    never gathers. A layer's tensors are made at its first write, with the shapes the model really uses.
+    """
+
+    def __init__(self, num_slots: int, max_length: int) -> None:
+        self.max_length = max_length
+        self._num_slots = num_slots
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def layer(self, index: int, like_key: Tensor, like_value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer; made on first use, in the dtype and on the device of the given tensors."""
+        if index not in self._layers:
+            self._layers[index] = (self._allocate(like_key), self._allocate(like_value))
+        return self._layers[index]
+
+    def copy(self, sources: Tensor, targets: Tensor, length: int) -> None:
+        """Slots `targets` become copies of `sources`, for the first `length` positions. The two sets are disjoint."""
+        for keys, values in self._layers.values():
+            keys[targets, :, :length] = keys[sources, :, :length]
+            values[targets, :, :length] = values[sources, :, :length]
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        _, heads, _, size = like.shape
+        return torch.zeros(self._num_slots, heads, self.max_length, size, dtype=like.dtype, device=like.device)
+
 
 ATTENTION_NAME = "tandem_slots"
 
 
-class Slots(Protocol):
+class AttentionBatch(Protocol):
     """What the attention function needs to know about the batch."""
 
     max_length: int
@@ -36,7 +64,7 @@ class Prefill:
         self._slots = slots
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `Slots`. Padding positions leave garbage in the cache beyond the slot's length, which nothing reads."""
+        """See `AttentionBatch`. Padding positions leave garbage in the cache beyond the slot's length, which nothing reads."""
         keys, values = self._cache.layer(layer, key, value)
         keys[self._slots, :, : key.shape[2]] = key
         values[self._slots, :, : value.shape[2]] = value
@@ -55,7 +83,7 @@ class Decode:
         self._by_heads: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `Slots`. For one query position two batched matrix products beat the fused kernels on a CPU.
+        """See `AttentionBatch`. For one query position two batched matrix products beat the fused kernels on a CPU.
 
         Every pair of slot and key/value head is one matrix of the batch; query heads that share it are its rows.
         """
@@ -92,7 +120,7 @@ def slot_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    slots: Slots,
+    slots: AttentionBatch,
     **options: object,
 ) -> tuple[Tensor, None]:
     """The attention function that the model calls in every layer. Raises `ValueError` for attention of another kind."""
@@ -113,6 +141,18 @@ def _check_options(options: dict[str, object], max_length: int) -> None:
         )
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make `ATTENTION_NAME` known to transformers. No mask function is registered, so none is ever built."""
     AttentionInterface.register(ATTENTION_NAME, slot_attention)
+
+
+class WholeSequence:
+    """Implements `AttentionBatch`: every position attends to itself and to those before it, and nothing is kept."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See `AttentionBatch`."""
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2)

@@ -14,16 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inference.api.generation import ScoreJob, Scores, TopLogprobs
 from inference.errors import NonFiniteLogits
-from inference.generation import ScoreJob, Scores, TopLogprobs
-from inference.torch_engine.base_model import BaseModel
-from inference.torch_engine.counter_rng import uniforms
-from inference.torch_engine.sampling import sample
-from inference.torch_engine.scoring import sequence_logprobs
-from inference.torch_engine.sequence import Finished, Sequence
-from inference.torch_engine.slot_model import SlotModel
-from inference.torch_engine.slots import SlotTable
-from inference.torch_engine.weights import VerifiedWeights, copy_into, model_digest
+from inference.torch_engine.sampling import counter_uniforms, sample
+from inference.torch_engine.slot_model import SlotModel, sequence_logprobs
+from inference.torch_engine.slots import EngineSequence, FinishedSequence, SlotTable
+from inference.weights.adapters import AdapterBase
+from inference.weights.publish import VerifiedWeights, copy_into, model_digest
 from transport.wire.generation import FinishReason, ServedWeights
 
 
@@ -32,9 +29,9 @@ class Decoder:
 
     def __init__(self, model: SlotModel, num_slots: int, max_length: int) -> None:
         self._model = model
-        self._base = BaseModel(model.hf)
+        self._base = AdapterBase(model.hf)
         self._table = SlotTable(num_slots, max_length)
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self._waiting: OrderedDict[int, EngineSequence] = OrderedDict()
         self.served = ServedWeights(version=0, digest=model_digest(model.hf))
         self.num_steps = 0
         self.num_sampled_tokens = 0
@@ -57,7 +54,7 @@ class Decoder:
         """
         return self._base.loadable(weights)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: EngineSequence) -> None:
         """Queue a sequence; it joins at the next step with a free slot, in the order of arrival."""
         self._waiting[sequence.key] = sequence
 
@@ -68,7 +65,7 @@ class Decoder:
             self._free([slot for slot, running in enumerate(self._table.sequences) if running.key == key])
 
     @torch.inference_mode()
-    def step(self) -> list[Finished]:
+    def step(self) -> list[FinishedSequence]:
         """Admit what fits, sample one token for every running sequence, and let the finished ones go."""
         self._admit()
         if self.num_running == 0:
@@ -127,7 +124,7 @@ class Decoder:
             logits,
             table.temperatures[:num],
             table.top_ps[:num],
-            uniforms(table.seeds[:num], num_sampled),
+            counter_uniforms(table.seeds[:num], num_sampled),
         )
         self._keep_top_logprobs(sampled.all_logprobs)
         tokens = sampled.tokens.to("cpu", torch.int32).numpy()
@@ -149,7 +146,7 @@ class Decoder:
             kept = slice(sequence.job.num_top_logprobs)
             sequence.top_logprobs.append(TopLogprobs(indices[row, kept], values[row, kept]))
 
-    def _collect(self, tokens: list[int]) -> dict[int, Finished]:
+    def _collect(self, tokens: list[int]) -> dict[int, FinishedSequence]:
         """The sequences that end with the token they just got, by slot."""
         table = self._table
         rows, ends = np.arange(self.num_running), table.lengths[: self.num_running]
@@ -158,9 +155,9 @@ class Decoder:
         finished = {}
         for slot, sequence in enumerate(table.sequences):
             if not finite[slot]:
-                finished[slot] = Finished(sequence.key, self._broken())
+                finished[slot] = FinishedSequence(sequence.key, self._broken())
             elif reason := self._finish_reason(slot, tokens[slot], lengths[slot]):
-                finished[slot] = Finished(sequence.key, table.completion(slot, reason))
+                finished[slot] = FinishedSequence(sequence.key, table.completion(slot, reason))
         return finished
 
     def _finish_reason(self, slot: int, token: int, length: int) -> FinishReason | None:

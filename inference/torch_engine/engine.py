@@ -8,15 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from inference.engine import EngineLimits, EngineStats
+from inference.api.engine import EngineLimits, EngineStats
+from inference.api.generation import Completion, Job, ScoreJob, Scores
 from inference.errors import NonFiniteLogits, QueueFull, Unavailable
-from inference.generation import Completion, Job, ScoreJob, Scores
-from inference.torch_engine.counter_rng import stream_seed
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine_thread import EngineThread
-from inference.torch_engine.sequence import Finished, Sequence
-from inference.torch_engine.weight_intake import WeightIntake
-from inference.torch_engine.weights import VerifiedWeights
+from inference.torch_engine.sampling import stream_seed
+from inference.torch_engine.slots import EngineSequence, FinishedSequence
+from inference.weights.publish import VerifiedWeights
+from inference.weights.receiver import WeightReceiver
 from transport.wire.generation import ServedWeights, UpdateTimes
 
 _T = TypeVar("_T")
@@ -24,7 +24,7 @@ _SEED_MASK = 2**64 - 1
 
 
 class TorchEngine:
-    """Implements `Engine`."""
+    """Implements `InferenceEngine`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TorchEngine:
         *,
         eos_token_ids: frozenset[int],
         seed: int,
-        intake: WeightIntake,
+        intake: WeightReceiver,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.limits = limits
@@ -86,7 +86,7 @@ class TorchEngine:
                 self._thread.post(partial(self._decoder.abort, sequence.key))
 
     async def score(self, job: ScoreJob) -> Scores:
-        """See `Engine`."""
+        """See `InferenceEngine`."""
         self._check_open()
         if len(self._replies) >= self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} sequences wait to be scored already: try again later")
@@ -96,7 +96,7 @@ class TorchEngine:
         return scores
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
-        """See `Engine`."""
+        """See `InferenceEngine`."""
         async with self._swapping:
             self._check_open()
             started = time.monotonic()
@@ -125,7 +125,7 @@ class TorchEngine:
         """Return when the engine's thread has ended, by `stop` or by death."""
         await self._ended.wait()
 
-    def _finished(self, finished: list[Finished]) -> None:
+    def _finished(self, finished: list[FinishedSequence]) -> None:
         for end in finished:
             done = self._open.pop(end.key, None)
             if done is None or done.done():
@@ -141,9 +141,9 @@ class TorchEngine:
         self._fail_open(Unavailable(f"the engine died: {error!r}"))
         self._ended.set()
 
-    def _sequence(self, job: Job) -> Sequence:
+    def _sequence(self, job: Job) -> EngineSequence:
         key = next(self._keys)
-        return Sequence(
+        return EngineSequence(
             key=key,
             job=job,
             seed=stream_seed(self._seed, key) if job.seed is None else job.seed & _SEED_MASK,

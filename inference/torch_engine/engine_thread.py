@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from inference.torch_engine.decoder import Decoder
-from inference.torch_engine.sequence import Finished
+from inference.torch_engine.slots import FinishedSequence
 
 _T = TypeVar("_T")
 _IDLE_WAIT_S = 0.5
@@ -28,7 +28,7 @@ class EngineThread:
         self,
         decoder: Decoder,
         *,
-        on_finished: Callable[[list[Finished]], None],
+        on_finished: Callable[[list[FinishedSequence]], None],
         on_death: Callable[[Exception], None],
         on_progress: Callable[[], None],
     ) -> None:

@@ -1,7 +1,8 @@
-"""`SlotModel`: a Hugging Face causal LM that reads and writes a `SlotCache`."""
+"""`SlotModel`: a Hugging Face causal LM that reads and writes a `SlotCache`; its forward passes and their plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +10,59 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from inference.generation import Int32s
-from inference.images import Images
-from inference.torch_engine.attention import Decode, Prefill
-from inference.torch_engine.kv_cache import SlotCache
-from inference.torch_engine.prefill_plan import pad_right, plan_prefill
-from inference.torch_engine.vision import Vision, has_vision
+from inference.api.generation import Floats, Int32s
+from inference.api.images import Images
+from inference.torch_engine.attention import Decode, Prefill, SlotCache, WholeSequence
+from inference.torch_engine.vision import Vision
+from inference.vision_models import has_vision
+
+NO_DIGESTS: Mapping[int, bytes] = MappingProxyType({})
+
+
+class PrefillPlan(NamedTuple):
+    """`batches` of slots to compute, then `copies`: slots whose tokens equal those of a computed slot."""
+
+    batches: list[list[int]]
+    copies: dict[int, list[int]]
+    """Computed slot to the slots that copy it. The rollouts of one group share their prompt, so this is the rule."""
+
+
+def plan_prefill(
+    tokens: Mapping[int, Int32s], max_tokens: int, pictures: Mapping[int, bytes] = NO_DIGESTS
+) -> PrefillPlan:
+    """Plan for `slot -> tokens to compute`. A batch is padded to its longest row; rows of like length share one, and
+    none has more than `max_tokens` padded tokens unless a single row does. Slots without tokens are left out.
+    `pictures` are digests: the same tokens with other pictures are not the same."""
+    first_with: dict[tuple[bytes, bytes], int] = {}
+    copies: dict[int, list[int]] = {}
+    for slot, row in tokens.items():
+        first = first_with.setdefault((pictures.get(slot, b""), row.tobytes()), slot)
+        if first != slot and len(row):
+            copies.setdefault(first, []).append(slot)
+    unique = [slot for slot in first_with.values() if len(tokens[slot])]
+    unique.sort(key=lambda slot: len(tokens[slot]))
+    return PrefillPlan(list(_batches(unique, [len(tokens[slot]) for slot in unique], max_tokens)), copies)
+
+
+def _batches(slots: Sequence[int], lengths: Sequence[int], max_tokens: int) -> Iterable[list[int]]:
+    """Cut rows sorted by length so that `rows x longest row <= max_tokens`."""
+    batch: list[int] = []
+    for slot, length in zip(slots, lengths, strict=True):
+        if batch and (len(batch) + 1) * length > max_tokens:
+            yield batch
+            batch = []
+        batch.append(slot)
+    if batch:
+        yield batch
+
+
+def pad_right(rows: Sequence[Int32s]) -> Int32s:
+    """Rows as one rectangle, padded with token 0."""
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return padded
+
 
 Int64s = npt.NDArray[np.int64]
 NO_IMAGES: Mapping[int, Images] = MappingProxyType({})
@@ -71,3 +119,22 @@ class SlotModel:
 
     def _indices(self, slots: list[int]) -> Tensor:
         return torch.tensor(slots, device=self.device)
+
+
+def sequence_logprobs(model: PreTrainedModel, token_ids: Int32s, temperature: float, max_length: int) -> Floats:
+    """float32[T]: log probability of each token given those before it, at `temperature`; 0 at position 0.
+
+    Holds the logits of one sequence, `[T, V]`, at a time: the engine's `max_model_len` bounds them.
+    """
+    logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    if len(token_ids) == 1:
+        return logprobs
+    ids = torch.from_numpy(token_ids.astype(np.int64)).to(model.device)
+    positions = torch.arange(len(ids) - 1, device=model.device)
+    output = model(
+        input_ids=ids[None, :-1], position_ids=positions[None], use_cache=False, slots=WholeSequence(max_length)
+    )
+    tempered = output.logits[0].float() / temperature
+    scored = torch.log_softmax(tempered, dim=-1).gather(1, ids[1:, None])[:, 0]
+    logprobs[1:] = scored.cpu().numpy()
+    return logprobs

@@ -4,14 +4,44 @@ Invariant: running sequences occupy rows `0..num_running-1`. Row `i` of every ar
 slot `i` of the KV cache, which holds positions `0..lengths[i]-2`: the newest token has not been fed to the model.
 """
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from inference.generation import Completion, Floats, Int32s
-from inference.torch_engine.sequence import Sequence
+from inference.api.generation import Completion, Floats, Int32s, Job, TopLogprobs
 from transport.wire.generation import FinishReason
+from transport.wire.sample import VersionSpan
 from transport.wire.tensor import Array
+
+
+@dataclass(slots=True, eq=False)
+class EngineSequence:
+    """One job. `key` is unique in the engine; `seed` is the job's own or one the engine chose."""
+
+    key: int
+    job: Job
+    seed: int
+    stop_ids: frozenset[int]
+    limit: int
+    """Prompt plus completion may not be longer than this."""
+    switches: list[tuple[int, int]] = field(default_factory=list)
+    """`(version, number of tokens sampled before it took over)`, in order."""
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+
+    def spans(self, num_sampled: int) -> tuple[VersionSpan, ...]:
+        """Which version sampled which tokens; versions that sampled none are left out."""
+        ends = [start for _, start in self.switches[1:]] + [num_sampled]
+        spans = (VersionSpan(version, start, end) for (version, start), end in zip(self.switches, ends, strict=True))
+        return tuple(span for span in spans if span.end > span.start)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSequence:
+    """The end of a sequence: a completion, or why there is none."""
+
+    key: int
+    result: Completion | Exception
 
 
 class Moves(NamedTuple):
@@ -26,7 +56,7 @@ class SlotTable:
 
     def __init__(self, num_slots: int, max_length: int) -> None:
         self.num_slots = num_slots
-        self.sequences: list[Sequence] = []
+        self.sequences: list[EngineSequence] = []
         self.tokens = np.zeros((num_slots, max_length), dtype=np.int32)
         self.logprobs = np.zeros((num_slots, max_length), dtype=np.float32)
         self.lengths = np.zeros(num_slots, dtype=np.int64)
@@ -48,7 +78,7 @@ class SlotTable:
         """Slots that can be given away."""
         return self.num_slots - self.num_running
 
-    def add(self, sequence: Sequence) -> int:
+    def add(self, sequence: EngineSequence) -> int:
         """Give the next slot to `sequence`; returns its number."""
         slot, job = self.num_running, sequence.job
         self.sequences.append(sequence)

@@ -11,35 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
-    PretrainedConfig,
     PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from inference.images import ImageLimits, Images
-from inference.torch_engine.attention import Slots
-
-VISION_MODELS = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration)
-VISION_MODEL_TYPES = frozenset(model.config_class.model_type for model in VISION_MODELS)
-"""As `config.json` names them."""
-
-
-def image_limits(config: PretrainedConfig) -> ImageLimits:
-    """What pictures must be for a Qwen-VL model of this config."""
-    vision = config.vision_config
-    return ImageLimits(
-        image_token_id=config.image_token_id,
-        media_token_ids=frozenset({config.image_token_id, config.video_token_id}),
-        merge_size=vision.spatial_merge_size,
-        num_patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-    )
-
-
-def has_vision(model: PreTrainedModel) -> bool:
-    """Whether `Vision` serves this model."""
-    return type(model) in VISION_MODELS
+from inference.api.images import Images
+from inference.torch_engine.attention import AttentionBatch
+from inference.vision_models import image_limits
 
 
 class Vision:
@@ -49,7 +27,7 @@ class Vision:
         self._model = model
         self.limits = image_limits(model.config)
 
-    def forward(self, tokens: Tensor, images: Sequence[Images | None], slots: Slots) -> Tensor:
+    def forward(self, tokens: Tensor, images: Sequence[Images | None], slots: AttentionBatch) -> Tensor:
         """Hidden states `[B, T, H]` of `tokens[B, T]`; `images[i]` are the pictures of row `i`."""
         length = tokens.shape[1]
         embeddings = self._model.get_input_embeddings()(tokens)

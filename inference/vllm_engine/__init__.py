@@ -3,8 +3,8 @@
 ```
  inference (this service)            vLLM's API server                     vLLM's workers
  supervisor.py ──starts, watches──▶  plugin.py mounts routes.py            worker_extension.py
- command.py: its arguments           engine.py: `Engine` over its client ─▶ weight_engine.py: stage, then apply
+ command.py: its arguments           engine.py: over its client ───────────▶ weight_engine.py: stage, then apply
 ```
 
-`vllm` is imported in this package and nowhere else; `command`, `settings`, `supervisor` and `checkpoint` do without.
+`vllm` is imported in this package and nowhere else; `command`, `supervisor`, `checkpoint` and `readback` do without.
 """

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from inference.torch_engine.weights import dtype_name, tensor_hash
+from inference.weights.publish import dtype_name, tensor_hash
 from runtime.base.files import sees_images
 from runtime.errors import UserError
 from transport.wire.weights import weights_digest

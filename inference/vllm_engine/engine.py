@@ -1,4 +1,4 @@
-"""`VllmEngine`: vLLM's engine client as an `Engine`. Lives in vLLM's API server, in its event loop."""
+"""`VllmEngine`: vLLM's engine client as an `InferenceEngine`. Lives in vLLM's API server, in its event loop."""
 
 import asyncio
 import itertools
@@ -8,19 +8,23 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
+import torch
+import xxhash
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.protocol import EngineClient
+from vllm.inputs import MultiModalInput, TokensInput, mm_input, tokens_input
 from vllm.logger import init_logger
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from inference.engine import EngineLimits, EngineStats
+from inference.api.engine import EngineLimits, EngineStats
+from inference.api.generation import Completion, Job, ScoreJob, Scores
+from inference.api.images import Images
 from inference.errors import NonFiniteLogits, QueueFull, Unavailable, Unsupported, WeightsRefused
-from inference.generation import Completion, Job, ScoreJob, Scores
-from inference.vllm_engine.adapter_shelf import AdapterShelf, LoadedAdapter
-from inference.vllm_engine.engine_input import engine_input
+from inference.vllm_engine.loaded_adapters import LoadedAdapter, LoadedAdapters
 from transport.wire.generation import FinishReason, ServedWeights, UpdateTimes
 from transport.wire.sample import VersionSpan
 
@@ -33,7 +37,7 @@ _FINISH_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "le
 
 
 class VllmEngine:
-    """Implements `Engine`. `served` is what the workers said last; `read_served` asks them."""
+    """Implements `InferenceEngine`. `served` is what the workers said last; `read_served` asks them."""
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class VllmEngine:
         *,
         start: ServedWeights,
         staging_timeout_s: float,
-        adapters: AdapterShelf | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         self.limits = limits
         self.served = start
@@ -79,7 +83,7 @@ class VllmEngine:
         )
 
     async def generate(self, job: Job) -> Completion:
-        """See `Engine`. vLLM's own limits apply beside ours."""
+        """See `InferenceEngine`. vLLM's own limits apply beside ours."""
         self._check_alive()
         if self._num_open >= self.limits.max_batch_size + self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} requests are waiting already: try again later")
@@ -97,11 +101,11 @@ class VllmEngine:
         return completion
 
     async def score(self, job: ScoreJob) -> Scores:
-        """See `Engine`. Teachers are served by the embedded engine."""
+        """See `InferenceEngine`. Teachers are served by the embedded engine."""
         raise Unsupported("vLLM does not score given tokens at a temperature: serve teachers with --engine torch")
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
-        """See `Engine`. Staged while decoding goes on; requests in flight go on with the new weights, and their KV
+        """See `InferenceEngine`. Staged while decoding goes on; requests in flight go on with the new weights, and their KV
         cache is computed anew."""
         async with self._updating:
             self._check_alive()
@@ -124,7 +128,7 @@ class VllmEngine:
             self.last_progress = time.monotonic()
             return self.served
 
-    async def _apply_adapter(self, adapters: AdapterShelf, location: str, version: int) -> ServedWeights:
+    async def _apply_adapter(self, adapters: LoadedAdapters, location: str, version: int) -> ServedWeights:
         """Nothing is paused: requests in flight end with the adapter they began with."""
         started = time.monotonic()
         weights = await adapters.receive(location, version)
@@ -224,3 +228,46 @@ def _completion_of(output: CompletionOutput, adapter: LoadedAdapter | None) -> C
         finish_reason=_FINISH_REASONS.get(output.finish_reason, "abort"),
         versions=whole or labels,
     )
+
+
+MODALITY = "image"
+
+
+def engine_input(job: Job) -> TokensInput | MultiModalInput:
+    """What `EngineClient.generate` takes for `job`, which was checked.
+
+    Pictures come cut into patches and their placeholders expanded, so vLLM's own image processor is passed by. It
+    must not rescale and normalise them once more on the device either (`--no-mm-device-do-normalize`, see
+    `command.py`).
+    """
+    tokens = job.prompt.tolist()
+    if job.images is None:
+        return tokens_input(tokens)
+    items = _items(job.images)
+    return mm_input(tokens, {MODALITY: items}, {MODALITY: _hashes(job.images)}, {MODALITY: _placeholders(job.images)})
+
+
+def _items(images: Images) -> list[MultiModalKwargsItem]:
+    """One per picture, with the names that the model's forward takes."""
+    grids = torch.tensor(images.grids)
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes(MODALITY, grids.prod(dim=1)),
+        "image_grid_thw": MultiModalFieldConfig.batched(MODALITY, keep_on_cpu=True),  # positions are computed there
+    }
+    values = {"pixel_values": torch.tensor(images.pixel_values), "image_grid_thw": grids}
+    items: list[MultiModalKwargsItem] = MultiModalKwargsItems.from_hf_inputs(values, fields)[MODALITY]
+    return items
+
+
+def _hashes(images: Images) -> list[str]:
+    """By which vLLM knows a picture again, in its caches of prefixes and of what the vision tower made."""
+    hashes = []
+    for grid, patches in zip(images.grids, images.patches, strict=True):
+        digest = xxhash.xxh3_128(grid.data)
+        digest.update(patches.data)
+        hashes.append(digest.hexdigest())
+    return hashes
+
+
+def _placeholders(images: Images) -> list[PlaceholderRange]:
+    return [PlaceholderRange(offset=start, length=end - start) for start, end in images.runs]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inference.engine import EngineLimits
-from inference.images import ImageLimits
-from inference.requests import max_body_bytes
-from inference.torch_engine.vision import VISION_MODEL_TYPES, image_limits
+from inference.api.engine import EngineLimits
+from inference.api.images import ImageLimits
+from inference.api.requests import max_body_bytes
+from inference.vision_models import VISION_MODEL_TYPES, image_limits
 from inference.vllm_engine.checkpoint import checkpoint_digest
-from inference.vllm_engine.settings import PLUGIN_NAME, config_from_environment, staging_timeout_s
+from inference.vllm_engine.command import PLUGIN_NAME, config_from_environment, staging_timeout_s
 from runtime.base.files import read_or_make_secret
 from transport.wire.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH, ServedWeights
 
@@ -61,8 +61,8 @@ class EndpointPlugin:
 
     async def init_state(self, engine_client: "EngineClient | None", state: "State", args: Namespace) -> None:
         """See vLLM's `EndpointPlugin`. Version 0 is what vLLM has loaded."""
-        from inference.vllm_engine.adapter_shelf import AdapterShelf
         from inference.vllm_engine.engine import VllmEngine
+        from inference.vllm_engine.loaded_adapters import LoadedAdapters
 
         assert engine_client is not None, "a server that generates has an engine"
         config = self._config
@@ -74,7 +74,7 @@ class EndpointPlugin:
             limits_of(engine_client, config.vllm.max_waiting),
             start=start,
             staging_timeout_s=staging_timeout_s(config),
-            adapters=None if config.vllm.max_lora_rank is None else AdapterShelf(engine_client, start, config),
+            adapters=None if config.vllm.max_lora_rank is None else LoadedAdapters(engine_client, start, config),
         )
 
 
@@ -86,11 +86,11 @@ def limits_of(engine_client: "EngineClient", max_waiting: int) -> EngineLimits:
         max_model_len=config.model_config.max_model_len,
         max_batch_size=config.scheduler_config.max_num_seqs,
         max_waiting=max_waiting,
-        images=picture_limits(config.model_config),
+        images=vllm_image_limits(config.model_config),
     )
 
 
-def picture_limits(model: "ModelConfig") -> ImageLimits | None:
+def vllm_image_limits(model: "ModelConfig") -> ImageLimits | None:
     """What pictures must be, `None` for a model that takes none.
 
     Raises `RuntimeError` where vLLM would compute something else than transformers does, without an error.

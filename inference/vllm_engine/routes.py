@@ -10,7 +10,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from inference.engine import describe_update, engine_facts
+from inference.api.engine import describe_update, engine_facts
+from inference.api.requests import APPLY, GENERATE, SCORE, decode_body, job_of, reply_of, score_job_of, score_reply_of
 from inference.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -18,8 +19,6 @@ from inference.errors import (
     QueueFull,
     WeightsRefused,
 )
-from inference.requests import APPLY, GENERATE, SCORE, decode_body, job_of, reply_of
-from inference.scoring import score_job_of, score_reply_of
 from inference.vllm_engine.engine import VllmEngine, logger
 from transport.wire.codec import encode
 from transport.wire.generation import MSGPACK, AppliedWeights, GenerateRequest

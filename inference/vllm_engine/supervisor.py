@@ -10,31 +10,114 @@ A server that was started again serves version 0; the orchestrator gives it the 
 requests. One that never came up is the user's affair: its last lines are shown, and it is not tried again.
 """
 
+import contextlib
 import os
 import secrets
+import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 
+import msgspec
 from loguru import logger
 
 from inference.config import InferenceConfig
 from inference.vllm_engine.command import vllm_command, vllm_environment
-from inference.vllm_engine.server_process import Condition, VllmServer
 from runtime.errors import ServiceError, UserError
-from runtime.health.health import Health
+from runtime.health.health import Health, http_answer
+from runtime.process.child import Child
 from runtime.process.guardian import COOKIE_VARIABLE, Guardian
 from runtime.process.shutdown import Shutdown
 from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from transport.security.exposure import family_of, netloc, reachable
 
+HEALTH_TIMEOUT_S = 5.0
+
+
+class VllmCondition(StrEnum):
+    """What the server is found to be."""
+
+    ABSENT = "absent"
+    """It does not answer: still loading, or too busy, or hanging."""
+    OK = "ok"
+    FOREIGN = "foreign"
+    """Somebody answers who is not our plugin."""
+    DEAD = "dead"
+    """It answers that its engine has died, or that it holds weights it cannot vouch for."""
+    ENDED = "ended"
+    """The process is gone."""
+
+
+class VllmHealth(msgspec.Struct, frozen=True):
+    """The part of `/health` that the supervisor reads."""
+
+    status: str
+    version: int = -1
+    running: int = 0
+    waiting: int = 0
+
+
+class VllmServer:
+    """Context manager; leaving it ends the process and whatever it started."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, url: str) -> None:
+        self._child = Child("vllm", command, environment=environment, log=log, forward=lambda name, line: None)
+        self._url = url
+        self.report: VllmHealth | None = None
+        """What it said last."""
+
+    @property
+    def pid(self) -> int:
+        """Of the API server."""
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it lives."""
+        return self._child.exit_code
+
+    def last_lines(self) -> list[str]:
+        """The end of its output."""
+        return self._child.last_lines()
+
+    def look(self) -> VllmCondition:
+        """Ask it how it is. Takes at most `HEALTH_TIMEOUT_S`."""
+        if self._child.exit_code is not None:
+            return VllmCondition.ENDED
+        try:
+            self.report = msgspec.json.decode(http_answer(f"{self._url}/health", HEALTH_TIMEOUT_S), type=VllmHealth)
+        except OSError:  # no connection, no answer in time, or one that broke off
+            return VllmCondition.ABSENT
+        except (msgspec.MsgspecError, RecursionError):
+            return VllmCondition.FOREIGN
+        return VllmCondition.OK if self.report.status == "ok" else VllmCondition.DEAD
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`."""
+        self._child.terminate()
+        self._child.wait(grace_s)
+
+    def __enter__(self) -> "VllmServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Its engine processes are in its group; when the API server was killed, they may not have noticed yet.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait(HEALTH_TIMEOUT_S)
+
+
 SERVICE = "inference"
 START_POLL_S = 0.2
 WATCH_POLL_S = 1.0
 USAGE_CODE = 2
-Command = Callable[[InferenceConfig, int], Sequence[str]]
+MakeCommand = Callable[[InferenceConfig, int], Sequence[str]]
 """From the config and a port to the command that serves there."""
 
 
@@ -49,7 +132,7 @@ class VllmSupervisor:
         shutdown: Shutdown,
         health_url: str,
         *,
-        command: Command = vllm_command,
+        command: MakeCommand = vllm_command,
     ) -> None:
         self._command = command
         self._config = config
@@ -97,12 +180,12 @@ class VllmSupervisor:
         timeout_s = self._config.vllm.start_timeout_s
         deadline = time.monotonic() + timeout_s
         with self._health.waiting(f"vLLM to load {self._config.model.path}"):
-            while (condition := server.look()) is not Condition.OK:
+            while (condition := server.look()) is not VllmCondition.OK:
                 if self._shutdown.wait(START_POLL_S):
                     return False
-                if condition in (Condition.ENDED, Condition.DEAD):
+                if condition in (VllmCondition.ENDED, VllmCondition.DEAD):
                     raise self._start_failure(server)
-                if condition is Condition.FOREIGN:
+                if condition is VllmCondition.FOREIGN:
                     raise UserError("vLLM runs without our plugin: install tandem-rl in the environment of vLLM")
                 if time.monotonic() > deadline:
                     raise ServiceError(f"vLLM did not start within {timeout_s:g} s; its output is in {self._log}")
@@ -124,10 +207,10 @@ class VllmSupervisor:
         """Return when a stop is asked for, or when this server is lost."""
         while not self._shutdown.wait(WATCH_POLL_S):
             condition = server.look()
-            if condition in (Condition.ENDED, Condition.DEAD):
+            if condition in (VllmCondition.ENDED, VllmCondition.DEAD):
                 logger.error(f"vLLM is {condition} (exit code {server.exit_code}); its output is in {self._log}")
                 return
-            if condition is Condition.OK and server.report is not None:
+            if condition is VllmCondition.OK and server.report is not None:
                 report = server.report
                 self._health.progress(version=report.version, running=report.running, waiting=report.waiting)
 

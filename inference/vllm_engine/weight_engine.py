@@ -20,11 +20,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
 from inference.errors import WeightsRefused
-from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
-from inference.torch_engine.weights import VerifiedWeights
 from inference.vllm_engine.checkpoint import checkpoint_shapes
+from inference.vllm_engine.command import config_from_environment
 from inference.vllm_engine.readback import read_back
-from inference.vllm_engine.settings import config_from_environment
+from inference.weights.publish import VerifiedWeights
+from inference.weights.receiver import WeightReceiver, fetch_settings
 
 # Not `__name__`: vLLM shows only loggers below its own.
 logger = init_logger("vllm.tandem")
@@ -58,7 +58,7 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._given_up = threading.Event()
         service = config_from_environment()
-        self._intake = WeightIntake(service.run.name, fetch_settings(service.weights), device)
+        self._intake = WeightReceiver(service.run.name, fetch_settings(service.weights), device)
 
     def stage(self, location: str, version: int) -> None:
         """Begin to fetch and check a publish; `staging` says how it went. Returns at once: decoding goes on."""
@@ -84,7 +84,7 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         staged, self._staged = self._staged, None
         if staged is None or staged.version != update_info.version:
             raise RuntimeError(f"version {update_info.version} is not staged")
-        load(self.model, self.model_config, staged.tensors)
+        reload_tensors(self.model, self.model_config, staged.tensors)
         held = read_back(
             self.model, in_vllm(self.model, staged.tensors), getattr(self.model, "packed_modules_mapping", {})
         )
@@ -146,7 +146,7 @@ def in_vllm(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[st
     return {renamed: tensor for name, tensor in tensors.items() if (renamed := rename(name)) is not None}
 
 
-def load(model: torch.nn.Module, model_config: object, tensors: dict[str, torch.Tensor]) -> None:
+def reload_tensors(model: torch.nn.Module, model_config: object, tensors: dict[str, torch.Tensor]) -> None:
     """vLLM's layerwise reload, and what it leaves out on a CPU: a tied head keeps a packed copy of its own."""
     initialize_layerwise_reload(model)
     model.load_weights(iter(tensors.items()))  # type: ignore[operator]

@@ -6,9 +6,9 @@ vLLM mixes it into its worker class (`--worker-extension-cls`); the prefix keeps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inference.torch_engine.weights import tensors_digest
-from inference.vllm_engine.adapter_folder import read_adapter_folder
-from inference.vllm_engine.adapter_readback import check_held
+from inference.vllm_engine.readback import check_held
+from inference.weights.adapters import read_adapter_folder
+from inference.weights.publish import tensors_digest
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner

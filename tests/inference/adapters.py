@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from inference.torch_engine.weights import dtype_name, model_digest, tensor_hash
+from inference.weights.publish import dtype_name, model_digest, tensor_hash
 from tests.support.models import write_manifest
 from transport.wire.weights import AdapterInfo, ShardEntry, TensorEntry, WeightManifest, publish_digest, version_dir
 

@@ -9,16 +9,14 @@ import torch
 from aiohttp.test_utils import TestClient, TestServer
 from transformers import PreTrainedModel
 
-from inference.config import InferenceConfig, ModelConfig
-from inference.engine import EngineLimits
+from inference.api.engine import EngineLimits
+from inference.config import InferenceConfig, ServedModelConfig
 from inference.server.app import make_app
-from inference.server.metrics import ServerMetrics
-from inference.server.state import ServerState
+from inference.server.state import ServerMetrics, ServerState
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.loading import eos_token_ids, load_slot_model
-from inference.torch_engine.start import load_tokenizer
-from inference.torch_engine.weight_intake import WeightIntake
+from inference.torch_engine.loading import eos_token_ids, load_slot_model, load_tokenizer
+from inference.weights.receiver import WeightReceiver
 from runtime.health.health import Health
 from tests.support.models import VOCAB_SIZE, make_model, save_model
 
@@ -55,11 +53,11 @@ async def running_engine(
 ) -> AsyncIterator[TorchEngine]:
     """An engine over the model in `path`. Without `eos` random models do not stop by accident."""
     engine = TorchEngine(
-        Decoder(load_slot_model(ModelConfig(path=path, device="cpu"), slots, length), slots, length),
+        Decoder(load_slot_model(ServedModelConfig(path=path, device="cpu"), slots, length), slots, length),
         EngineLimits(VOCAB_SIZE, length, slots, max_waiting),
         eos_token_ids=eos_token_ids(path) if eos else frozenset(),
         seed=0,
-        intake=WeightIntake("default"),
+        intake=WeightReceiver("default"),
         on_progress=on_progress,
     )
     try:
@@ -89,7 +87,7 @@ async def running_client(
         metrics=ServerMetrics(),
     )
     if engine is not None:
-        state.loaded = (engine, load_tokenizer(InferenceConfig(model=ModelConfig(path=path))))
+        state.loaded = (engine, load_tokenizer(InferenceConfig(model=ServedModelConfig(path=path))))
         health.ready()
     async with TestClient(TestServer(make_app(state), handler_cancellation=True)) as client:
         yield client

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from inference.generation import Job
+from inference.api.generation import Job
 from inference.torch_engine.engine import TorchEngine
 
 

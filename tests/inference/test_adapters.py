@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from inference.errors import WeightsRefused
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.weights import model_digest
+from inference.weights.publish import model_digest
 from tests.inference.adapters import make_adapter, publish_adapter, with_adapter
 from tests.inference.gate import Gate
 from tests.inference.test_weight_swap import assert_spans_are_exact, job, swap_at_gate

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference.torch_engine.attention import Decode, Prefill, slot_attention
-from inference.torch_engine.kv_cache import SlotCache
+from inference.torch_engine.attention import Decode, Prefill, SlotCache, slot_attention
 
 SLOTS, LENGTH, SIZE = 5, 16, 8
 SCALING = 0.3

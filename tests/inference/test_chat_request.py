@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from inference.engine import EngineLimits
+from inference.api.chat_request import ChatTokenizer, cut_at_stop, decode_chat, jobs_of, plain_messages, stop_strings
+from inference.api.engine import EngineLimits
+from inference.api.generation import Int32s, Job
 from inference.errors import BadRequest
-from inference.generation import Int32s, Job
-from inference.server.chat_request import cut_at_stop, decode_chat, jobs_of, plain_messages, stop_strings
-from inference.server.chat_tokenizer import ChatTokenizer
 from tests.support.models import VOCAB_SIZE, make_tokenizer
 
 LIMITS = EngineLimits(vocab_size=VOCAB_SIZE, max_model_len=64, max_batch_size=4, max_waiting=4)

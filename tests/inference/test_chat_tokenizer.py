@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from inference.config import InferenceConfig, ModelConfig
+from inference.api.chat_request import ChatTokenizer
+from inference.config import InferenceConfig, ServedModelConfig
 from inference.errors import BadRequest
-from inference.server.chat_tokenizer import ChatTokenizer
-from inference.torch_engine.start import load_tokenizer
+from inference.torch_engine.loading import load_tokenizer
 from tests.support.models import make_tokenizer
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def loaded(path: Path) -> ChatTokenizer:
-    return load_tokenizer(InferenceConfig(model=ModelConfig(path=path)))
+    return load_tokenizer(InferenceConfig(model=ServedModelConfig(path=path)))
 
 
 def test_chat_is_encoded_up_to_where_the_assistant_speaks(model_dir: Path) -> None:

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from inference.torch_engine.counter_rng import stream_seed, uniforms
+from inference.torch_engine.sampling import counter_uniforms, stream_seed
 
 
 def stream(seed: int, num: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    return uniforms(np.full(num, seed, dtype=np.uint64), np.arange(num, dtype=np.uint64))
+    return counter_uniforms(np.full(num, seed, dtype=np.uint64), np.arange(num, dtype=np.uint64))
 
 
 def test_draw_depends_on_nothing_but_seed_and_index() -> None:
-    together = uniforms(np.array([3, 9, 3], dtype=np.uint64), np.array([5, 5, 6], dtype=np.uint64))
+    together = counter_uniforms(np.array([3, 9, 3], dtype=np.uint64), np.array([5, 5, 6], dtype=np.uint64))
     np.testing.assert_array_equal(together, [stream(3, 7)[5], stream(9, 7)[5], stream(3, 7)[6]])
 
 
@@ -23,7 +23,7 @@ def test_draws_are_uniform_and_below_one() -> None:
 
 
 def test_neighbouring_seeds_are_independent() -> None:
-    first = uniforms(np.arange(20_000, dtype=np.uint64), np.zeros(20_000, dtype=np.uint64))
+    first = counter_uniforms(np.arange(20_000, dtype=np.uint64), np.zeros(20_000, dtype=np.uint64))
     assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.03
     assert abs(np.corrcoef(stream(1, 20_000), stream(2, 20_000))[0, 1]) < 0.03
 

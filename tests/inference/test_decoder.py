@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.config import ModelConfig
-from inference.generation import Completion, Job
+from inference.api.generation import Completion, Job
+from inference.config import ServedModelConfig
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.loading import load_slot_model
-from inference.torch_engine.sequence import Sequence
-from inference.torch_engine.weights import VerifiedWeights, model_digest, served_tensors
+from inference.torch_engine.slots import EngineSequence
+from inference.weights.publish import VerifiedWeights, model_digest, served_tensors
 from tests.support.models import VOCAB_SIZE, make_model, score
 
 SLOTS, LENGTH = 4, 64
@@ -21,13 +21,13 @@ SLOTS, LENGTH = 4, 64
 
 @pytest.fixture
 def decoder(model_dir: Path) -> Decoder:
-    return Decoder(load_slot_model(ModelConfig(path=model_dir, device="cpu"), SLOTS, LENGTH), SLOTS, LENGTH)
+    return Decoder(load_slot_model(ServedModelConfig(path=model_dir, device="cpu"), SLOTS, LENGTH), SLOTS, LENGTH)
 
 
-def sequence(key: int, prompt: list[int], max_tokens: int, **options: object) -> Sequence:
+def sequence(key: int, prompt: list[int], max_tokens: int, **options: object) -> EngineSequence:
     job = Job(prompt=np.array(prompt, dtype=np.int32), max_tokens=max_tokens, **options)  # type: ignore[arg-type]
     limit = min(len(prompt) + max_tokens, LENGTH)
-    return Sequence(key=key, job=job, seed=key, stop_ids=frozenset(), limit=limit)
+    return EngineSequence(key=key, job=job, seed=key, stop_ids=frozenset(), limit=limit)
 
 
 def verified(model: PreTrainedModel, version: int) -> VerifiedWeights:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.torch_engine.weights import model_digest, served_tensors
+from inference.weights.publish import model_digest, served_tensors
 from tests.inference.contract_server import (
     ENGINE,
     MAX_BATCH_SIZE,

@@ -9,10 +9,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from prometheus_client import generate_latest
 
+from inference.api.chat_reply import Json, events_of
+from inference.api.generation import Completion
 from inference.errors import BadRequest, InferenceError, QueueFull, UnknownModel, WeightsRefused
-from inference.generation import Completion
-from inference.server.chat_reply import Json, events_of
-from inference.server.errors_json import error_response
+from inference.server.responses import error_response
 from inference.server.state import STATE
 from inference.torch_engine.engine import TorchEngine
 from runtime.errors import UserError

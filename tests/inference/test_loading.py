@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from inference.config import ModelConfig
+from inference.config import ServedModelConfig
 from inference.torch_engine.loading import choose_device, eos_token_ids, load_slot_model
 from runtime.errors import UserError
 from tests.support.models import EOS
@@ -34,7 +34,7 @@ _SIZES = {
 
 
 def load(path: Path, length: int = 64) -> None:
-    load_slot_model(ModelConfig(path=path, device="cpu"), 4, length)
+    load_slot_model(ServedModelConfig(path=path, device="cpu"), 4, length)
 
 
 def saved(path: Path, model: PreTrainedModel) -> Path:
@@ -48,7 +48,7 @@ def test_length_above_the_positions_of_the_model_is_refused(model_dir: Path) -> 
 
 
 def test_single_slot_is_enough_to_load(model_dir: Path) -> None:
-    assert load_slot_model(ModelConfig(path=model_dir, device="cpu"), 1, 2).cache.max_length == 2
+    assert load_slot_model(ServedModelConfig(path=model_dir, device="cpu"), 1, 2).cache.max_length == 2
 
 
 def test_sliding_attention_is_served_only_within_its_window(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_folder_without_weights_is_refused(tmp_path: Path, model: PreTrainedMode
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_loads_in_that_type(model_dir: Path, dtype: str) -> None:
-    slots = load_slot_model(ModelConfig(path=model_dir, device="cpu", dtype=dtype), 4, 64)  # type: ignore[arg-type]
+    slots = load_slot_model(ServedModelConfig(path=model_dir, device="cpu", dtype=dtype), 4, 64)  # type: ignore[arg-type]
     assert slots.hf.dtype == getattr(torch, dtype)
 
 

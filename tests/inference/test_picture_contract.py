@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference.images import Images
-from inference.torch_engine.weights import model_digest
+from inference.api.images import Images
+from inference.weights.publish import model_digest
 from tests.inference.contract_server import Server, running_server
 from tests.inference.test_engine_contract import TOLERANCE, apply, error_of, generate, served, until_health
 from tests.inference.tiny_vision import (

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.torch_engine.prefill_plan import pad_right, plan_prefill
+from inference.torch_engine.slot_model import pad_right, plan_prefill
 
 rows = st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=20)
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from inference.engine import EngineLimits
+from inference.api.engine import EngineLimits
+from inference.api.generation import Completion
+from inference.api.requests import GENERATE, decode_body, job_of, reply_of
 from inference.errors import BadRequest
-from inference.generation import Completion
-from inference.requests import GENERATE, decode_body, job_of, reply_of
 from transport.wire.codec import encode
 from transport.wire.generation import GenerateRequest
 from transport.wire.sample import VersionSpan

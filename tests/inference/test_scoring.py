@@ -10,8 +10,8 @@ import torch
 from aiohttp.test_utils import TestClient
 from transformers import PreTrainedModel
 
+from inference.api.generation import Job, ScoreJob, Scores
 from inference.errors import NonFiniteLogits, QueueFull, Unavailable
-from inference.generation import Job, ScoreJob, Scores
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine

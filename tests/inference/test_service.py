@@ -12,7 +12,7 @@ import torch
 
 from inference.service import until_stopped
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.weights import model_digest
+from inference.weights.publish import model_digest
 from runtime.errors import ExitCode, ServiceError
 from tests.inference.server_process import ServerProcess, server_process
 from tests.support.models import make_model, publish, score

@@ -4,16 +4,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.generation import Job
-from inference.torch_engine.sequence import Sequence
-from inference.torch_engine.slots import SlotTable
+from inference.api.generation import Job
+from inference.torch_engine.slots import EngineSequence, SlotTable
 from transport.wire.sample import VersionSpan
 
 
-def sequence(key: int, length: int = 2) -> Sequence:
+def sequence(key: int, length: int = 2) -> EngineSequence:
     prompt = np.full(length, key, dtype=np.int32)
     job = Job(prompt=prompt, max_tokens=9, temperature=key + 0.5, top_p=1 / (key + 1))
-    return Sequence(key=key, job=job, seed=key, stop_ids=frozenset(), limit=20, switches=[(0, 0)])
+    return EngineSequence(key=key, job=job, seed=key, stop_ids=frozenset(), limit=20, switches=[(0, 0)])
 
 
 def assert_row_is_whole(table: SlotTable, slot: int) -> None:

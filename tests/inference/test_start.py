@@ -9,11 +9,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from inference.api.generation import Job
 from inference.config import InferenceConfig
 from inference.errors import WeightsRefused
-from inference.generation import Job
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.start import load_engine
+from inference.torch_engine.loading import load_engine
 from runtime.errors import UserError
 from tests.support.models import EOS, VOCAB_SIZE, make_model, publish
 

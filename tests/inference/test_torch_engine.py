@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from inference.api.generation import Completion, Job, ScoreJob
 from inference.errors import Unavailable
-from inference.generation import Completion, Job, ScoreJob
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate, held

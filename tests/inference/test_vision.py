@@ -14,22 +14,22 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from inference.cli import check_vision
-from inference.config import InferenceConfig, ModelConfig
-from inference.engine import EngineLimits
+from inference.api.engine import EngineLimits
+from inference.api.generation import Completion, Job
+from inference.api.images import Images
+from inference.api.requests import MAX_BODY_BYTES, job_of, max_body_bytes
+from inference.cli import check_torchvision
+from inference.config import InferenceConfig, ServedModelConfig
 from inference.errors import BadRequest
-from inference.generation import Completion, Job
-from inference.images import Images
-from inference.requests import MAX_BODY_BYTES, job_of, max_body_bytes
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import load_slot_model
-from inference.torch_engine.sequence import Sequence
+from inference.torch_engine.slots import EngineSequence
 from inference.torch_engine.vision import Vision
-from inference.torch_engine.weight_intake import WeightIntake
-from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish, served_tensors
 from inference.vllm_engine.checkpoint import checkpoint_digest, checkpoint_shapes
-from inference.vllm_engine.plugin import picture_limits
+from inference.vllm_engine.plugin import vllm_image_limits
+from inference.weights.publish import VerifiedWeights, model_digest, read_publish, served_tensors
+from inference.weights.receiver import WeightReceiver
 from runtime.errors import UserError
 from tests.inference.conftest import running_client
 from tests.inference.tiny_vision import (
@@ -71,16 +71,16 @@ def folder(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def decoder(folder: Path) -> Decoder:
-    return Decoder(load_slot_model(ModelConfig(path=folder, device="cpu"), SLOTS, LENGTH), SLOTS, LENGTH)
+    return Decoder(load_slot_model(ServedModelConfig(path=folder, device="cpu"), SLOTS, LENGTH), SLOTS, LENGTH)
 
 
 def limits(model: PreTrainedModel) -> EngineLimits:
     return EngineLimits(VISION_VOCAB_SIZE, LENGTH, SLOTS, 64, Vision(model).limits)
 
 
-def sequence(key: int, prompt: list[int], images: Images | None, max_tokens: int) -> Sequence:
+def sequence(key: int, prompt: list[int], images: Images | None, max_tokens: int) -> EngineSequence:
     job = Job(prompt=np.array(prompt, np.int32), max_tokens=max_tokens, images=images)
-    return Sequence(key=key, job=job, seed=key, stop_ids=frozenset(), limit=min(len(prompt) + max_tokens, LENGTH))
+    return EngineSequence(key=key, job=job, seed=key, stop_ids=frozenset(), limit=min(len(prompt) + max_tokens, LENGTH))
 
 
 def run(decoder: Decoder) -> dict[int, Completion]:
@@ -184,13 +184,13 @@ def swap(decoder: Decoder, model: PreTrainedModel, folder: Path) -> None:
 
 @asynccontextmanager
 async def serving(folder: Path, model: PreTrainedModel) -> AsyncIterator[TorchEngine]:
-    slots = load_slot_model(ModelConfig(path=folder, device="cpu"), SLOTS, LENGTH)
+    slots = load_slot_model(ServedModelConfig(path=folder, device="cpu"), SLOTS, LENGTH)
     engine = TorchEngine(
         Decoder(slots, SLOTS, LENGTH),
         limits(model),
         eos_token_ids=frozenset(),
         seed=0,
-        intake=WeightIntake("default"),
+        intake=WeightReceiver("default"),
     )
     try:
         yield engine
@@ -268,24 +268,24 @@ def test_vllm_for_cpus_says_what_a_vision_model_needs(folder: Path, monkeypatch:
     config = InferenceConfig.model_validate({"model": {"path": folder}, "engine": "vllm"})
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(UserError, match="without torchvision: use --engine torch"):
-        check_vision(config)
+        check_torchvision(config)
     installed = ModuleType("torchvision")
     installed.__spec__ = ModuleSpec("torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision", installed)
-    check_vision(config)
+    check_torchvision(config)
 
 
 def vllm_config(folder: Path, **multimodal: object) -> SimpleNamespace:
-    """The part of vLLM's `ModelConfig` that is read."""
+    """The part of vLLM's `ServedModelConfig` that is read."""
     config = AutoConfig.from_pretrained(folder)
     settings = SimpleNamespace(**{"mm_device_do_normalize": False, **multimodal})
     return SimpleNamespace(hf_config=config, hf_text_config=config.get_text_config(), multimodal_config=settings)
 
 
 def test_vllm_takes_pictures_as_they_are_or_does_not_start(folder: Path, model: PreTrainedModel) -> None:
-    assert picture_limits(vllm_config(folder)) == Vision(model).limits
+    assert vllm_image_limits(vllm_config(folder)) == Vision(model).limits
     with pytest.raises(RuntimeError, match="normalise pictures twice"):
-        picture_limits(vllm_config(folder, mm_device_do_normalize=True))
+        vllm_image_limits(vllm_config(folder, mm_device_do_normalize=True))
 
 
 def test_vllm_must_be_told_how_positions_are_interleaved(folder: Path, family: str) -> None:
@@ -293,9 +293,9 @@ def test_vllm_must_be_told_how_positions_are_interleaved(folder: Path, family: s
     config.hf_text_config.rope_parameters.pop("mrope_interleaved", None)
     if family == "qwen3_vl":
         with pytest.raises(RuntimeError, match="mrope_interleaved"):
-            picture_limits(config)
+            vllm_image_limits(config)
     else:
-        assert picture_limits(config) is not None
+        assert vllm_image_limits(config) is not None
 
 
 def test_vllm_knows_the_tensors_by_the_names_of_the_publish(folder: Path, model: PreTrainedModel) -> None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from inference.errors import WeightsNotHeld
-from inference.torch_engine.adapter_pairs import adapter_pairs
-from inference.vllm_engine.adapter_folder import read_adapter_folder, write_adapter_folder
-from inference.vllm_engine.adapter_readback import check_held
+from inference.vllm_engine.readback import check_held
+from inference.weights.adapters import adapter_pairs, read_adapter_folder, write_adapter_folder
 from transport.wire.weights import AdapterInfo
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}

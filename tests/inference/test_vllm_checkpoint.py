@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from inference.torch_engine.weights import model_digest, served_tensors
 from inference.vllm_engine.checkpoint import checkpoint_digest, checkpoint_shapes
+from inference.weights.publish import model_digest, served_tensors
 from runtime.errors import UserError
 from tests.support.models import make_model, save_model
 

@@ -8,8 +8,16 @@ import pytest
 from pydantic import ValidationError
 
 from inference.config import InferenceConfig
-from inference.vllm_engine.command import ENTRY, WORKER_EXTENSION, vllm_command, vllm_environment
-from inference.vllm_engine.settings import STAGING_GRACE_S, VARIABLE, config_from_environment, staging_timeout_s
+from inference.vllm_engine.command import (
+    CONFIG_VARIABLE,
+    ENTRY,
+    STAGING_GRACE_S,
+    WORKER_EXTENSION,
+    config_from_environment,
+    staging_timeout_s,
+    vllm_command,
+    vllm_environment,
+)
 
 
 def config(**fields: object) -> InferenceConfig:
@@ -101,12 +109,12 @@ def test_config_comes_back_out_of_the_environment(monkeypatch: pytest.MonkeyPatc
     given = config(admin_token_file=token, vllm={"max_waiting": 5, "extra_args": ["-x"]}, run={"name": "r7"})
     environment = vllm_environment(given, {})
     assert "very secret" not in "".join(environment.values())
-    monkeypatch.setenv(VARIABLE, environment[VARIABLE])
+    monkeypatch.setenv(CONFIG_VARIABLE, environment[CONFIG_VARIABLE])
     assert config_from_environment() == given
 
 
 def test_plugin_without_our_service_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     with pytest.raises(RuntimeError, match="inference --engine vllm"):
         config_from_environment()
 

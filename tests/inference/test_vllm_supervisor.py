@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from inference.config import InferenceConfig
-from inference.vllm_engine.server_process import Condition, VllmServer
-from inference.vllm_engine.supervisor import VllmSupervisor, reserve
+from inference.vllm_engine.supervisor import VllmCondition, VllmServer, VllmSupervisor, reserve
 from runtime.errors import ServiceError, UserError
 from runtime.health.health import Health, Status
 from runtime.process.shutdown import Shutdown
@@ -210,7 +209,7 @@ def test_answer_that_breaks_off_is_none(tmp_path: Path) -> None:
         with VllmServer(command, environment, tmp_path / "vllm.out", f"http://127.0.0.1:{port}") as server:
 
             def broke_off() -> bool:
-                assert server.look() is Condition.ABSENT
+                assert server.look() is VllmCondition.ABSENT
                 return any("broke off" in line for line in server.last_lines())
 
             until(broke_off, within_s=60)

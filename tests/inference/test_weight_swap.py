@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from inference.api.generation import Completion, Job
 from inference.errors import NonFiniteLogits, Unavailable
-from inference.generation import Completion, Job
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.weights import VerifiedWeights, read_publish
+from inference.weights.publish import VerifiedWeights, read_publish
 from tests.inference.conftest import running_engine
 from tests.inference.gate import Gate
 from tests.support.models import make_model, publish, save_model, score
@@ -99,7 +99,7 @@ async def test_engine_that_stops_while_weights_are_fetched_says_so(
         assert fetched.wait(30)
         return read_publish(manifest, version=1, run_id="default")
 
-    monkeypatch.setattr("inference.torch_engine.weight_intake.read_publish", slowly)
+    monkeypatch.setattr("inference.weights.receiver.read_publish", slowly)
     swap = asyncio.create_task(engine.apply_weights(path, 1))
     await asyncio.to_thread(fetching.wait, 30)
     await engine.stop(grace_s=0)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from inference.errors import WeightsRefused
-from inference.torch_engine.weight_intake import WeightIntake
-from inference.torch_engine.weights import check_fits, model_digest, read_publish, served_tensors
+from inference.weights.publish import check_fits, model_digest, read_publish, served_tensors
+from inference.weights.receiver import WeightReceiver
 from tests.support.models import make_model, publish, save_model, write_manifest
 from transport.wire.weights import WeightManifest, read_weight_manifest
 
@@ -43,7 +43,7 @@ def test_files_that_nobody_waits_for_any_more_are_not_read_on(tmp_path: Path) ->
     given_up = threading.Event()
     given_up.set()
     with pytest.raises(WeightsRefused, match="nobody waits"):
-        WeightIntake("default").receive(str(path), 1, given_up)
+        WeightReceiver("default").receive(str(path), 1, given_up)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from inference.images import Images
+from inference.api.images import Images
 from tests.support.models import EOS, PAD, VOCAB_SIZE, make_tokenizer
 from transport.wire.generation import GenerateRequest
 from transport.wire.tensor import EncodedTensor

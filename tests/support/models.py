@@ -16,7 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from inference.torch_engine.weights import dtype_name, served_tensors, tensor_hash
+from inference.weights.publish import dtype_name, served_tensors, tensor_hash
 from transport.wire.weights import ShardEntry, TensorEntry, WeightManifest, version_dir, weights_digest
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>"]

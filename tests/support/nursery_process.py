@@ -14,7 +14,7 @@ from runtime.process.service import Main, run_main
 
 CLONE_NEWNET = 0x40000000
 PRELOADED = {
-    "inference": ("inference.service", "inference.torch_engine.start", "transformers.models.qwen3.modeling_qwen3"),
+    "inference": ("inference.service", "inference.torch_engine.loading", "transformers.models.qwen3.modeling_qwen3"),
     "orchestrator": ("orchestrator.service", "orchestrator.envs.verifiers.loading", "copy_text", "tandem_harness"),
     "trainer": ("trainer.service", "transformers.models.qwen3.modeling_qwen3", "torch.distributed.checkpoint"),
 }

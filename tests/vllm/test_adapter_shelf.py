@@ -8,8 +8,8 @@ from vllm.lora.request import LoRARequest
 
 from inference.config import InferenceConfig
 from inference.errors import WeightsRefused
-from inference.torch_engine.weights import VerifiedWeights, model_digest, read_publish
-from inference.vllm_engine.adapter_shelf import AdapterShelf
+from inference.vllm_engine.loaded_adapters import LoadedAdapters
+from inference.weights.publish import VerifiedWeights, model_digest, read_publish
 from tests.inference.adapters import RANK, make_adapter, publish_adapter
 from tests.inference.contract_server import make_model, save_model
 from transport.wire.generation import ServedWeights
@@ -42,7 +42,7 @@ def base() -> PreTrainedModel:
     return make_model(0)
 
 
-def shelf_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> AdapterShelf:
+def shelf_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> LoadedAdapters:
     config = InferenceConfig.model_validate(
         {
             "model": {"path": save_model(folder / "model", base)},
@@ -50,7 +50,7 @@ def shelf_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> Adapte
             "vllm": {"max_lora_rank": RANK},
         }
     )
-    return AdapterShelf(client, ServedWeights(version=0, digest=model_digest(base)), config)  # type: ignore[arg-type]
+    return LoadedAdapters(client, ServedWeights(version=0, digest=model_digest(base)), config)  # type: ignore[arg-type]
 
 
 def adapter(base: PreTrainedModel, folder: Path, version: int) -> VerifiedWeights:

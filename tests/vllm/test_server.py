@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 
-from inference.torch_engine.weights import model_digest
+from inference.weights.publish import model_digest
 from tests.inference.contract_server import Server, make_model, running_server, save_model
 from tests.support.models import publish
 from tests.support.waiting import until

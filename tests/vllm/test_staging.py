@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from inference.api.engine import EngineLimits
 from inference.config import InferenceConfig
-from inference.engine import EngineLimits
 from inference.errors import WeightsRefused
-from inference.torch_engine.weights import VerifiedWeights
-from inference.vllm_engine.command import vllm_environment
+from inference.vllm_engine.command import CONFIG_VARIABLE, vllm_environment
 from inference.vllm_engine.engine import VllmEngine
-from inference.vllm_engine.settings import VARIABLE
 from inference.vllm_engine.weight_engine import PublishedWeightEngine
+from inference.weights.publish import VerifiedWeights
 from tests.support.waiting import until
 from transport.wire.generation import ServedWeights
 
@@ -55,7 +54,7 @@ class SlowIntake:
 def test_worker_does_not_wait_for_a_transfer_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not decode meanwhile."""
     config = InferenceConfig.model_validate({"model": {"path": "models/tiny"}, "engine": "vllm"})
-    monkeypatch.setenv(VARIABLE, vllm_environment(config, {})[VARIABLE])
+    monkeypatch.setenv(CONFIG_VARIABLE, vllm_environment(config, {})[CONFIG_VARIABLE])
     vllm_config = SimpleNamespace(parallel_config=None, model_config=None)
     engine = PublishedWeightEngine(None, vllm_config, torch.device("cpu"), torch.nn.Module())
     intake = SlowIntake()

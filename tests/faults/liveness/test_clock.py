@@ -23,7 +23,7 @@ DATED = {
     "orchestrator/envs/gateway.py": "`created` of an OpenAI reply",
     "chat/templates.py": "`strftime_now` of chat templates",
     "inference/server/chat_route.py": "`created` of an OpenAI reply",
-    "inference/server/info_routes.py": "`created` of an OpenAI model card",
+    "inference/server/routes.py": "`created` of an OpenAI model card",
     "orchestrator/eval/command.py": "when an evaluation was made",
 }
 """What the wall clock is asked for, by file. None of it decides how a run goes on."""

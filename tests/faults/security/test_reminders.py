@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inference import exposure
+from inference import service
 from inference.config import InferenceConfig
 from tests.support.fakes import Served
 from tests.support.waiting import until
@@ -27,7 +27,7 @@ def reminders(warnings: list[str]) -> list[str]:
 
 
 def test_a_minute_is_a_minute() -> None:
-    assert server._INSECURE_WARNING_S == weight_server._INSECURE_WARNING_S == exposure._REMINDER_S == 60.0
+    assert server._INSECURE_WARNING_S == weight_server._INSECURE_WARNING_S == service._REMINDER_S == 60.0
 
 
 def test_batch_server(tmp_path: Path, warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,12 +47,12 @@ def test_weight_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch
 def test_inference_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposure, "_REMINDER_S", OFTEN_S)
     config = InferenceConfig(model={"path": "model"}, server={"host": "0.0.0.0", "insecure": True})
-    with exposure.reminding_of_exposure(config):
+    with service.reminding_of_exposure(config):
         until(lambda: len(reminders(warnings_seen)) >= TIMES, within_s=DEADLINE_S)
 
 
 def test_servers_of_this_machine_have_nothing_to_say(warnings_seen: list[str]) -> None:
     num_threads = threading.active_count()
-    with exposure.reminding_of_exposure(InferenceConfig(model={"path": "model"})):
+    with service.reminding_of_exposure(InferenceConfig(model={"path": "model"})):
         assert threading.active_count() == num_threads
     assert reminders(warnings_seen) == []

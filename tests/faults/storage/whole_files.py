@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from inference.torch_engine.weights import read_publish
+from inference.weights.publish import read_publish
 from trainer.checkpoints.manifest import MANIFEST_NAME, read_manifest, verify_files
 from transport.outbox.batch_file import BatchFile
 from transport.wire.weights import read_weight_manifest

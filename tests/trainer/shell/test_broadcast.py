@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.torch_engine.broadcast_intake import join_broadcast, own_address
+from inference.weights.receiver import join_broadcast, own_address
 from tests.ipv6 import needs_ipv6
 from tests.support.waiting import until
 from trainer.weights import broadcast

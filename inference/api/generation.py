@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from inference.images import Images
+from inference.api.images import Images
 from transport.wire.generation import FinishReason
 from transport.wire.sample import VersionSpan
 

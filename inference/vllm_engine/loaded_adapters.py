@@ -1,4 +1,4 @@
-"""`AdapterShelf`: the adapters in vLLM, one per policy version, each under a name and a folder of its own.
+"""`LoadedAdapters`: the adapters in vLLM, one per policy version, each under a name and a folder of its own.
 
 A request borrows the newest and keeps it to its end, so all of its tokens are of one version; vLLM's prefix cache goes
 by the adapter's name, so versions never share an entry. An adapter leaves when nobody has borrowed it and two newer
@@ -20,11 +20,10 @@ from vllm.lora.request import LoRARequest
 
 from inference.config import InferenceConfig
 from inference.errors import Unavailable, WeightsNotHeld, WeightsRefused
-from inference.torch_engine.adapter_pairs import check_base, fitting_pairs
-from inference.torch_engine.weight_intake import WeightIntake, fetch_settings
-from inference.torch_engine.weights import VerifiedWeights
-from inference.vllm_engine.adapter_folder import write_adapter_folder
 from inference.vllm_engine.checkpoint import checkpoint_shapes
+from inference.weights.adapters import check_base, fitting_pairs, write_adapter_folder
+from inference.weights.publish import VerifiedWeights
+from inference.weights.receiver import WeightReceiver, fetch_settings
 from transport.wire.generation import ServedWeights
 from transport.wire.weights import AdapterInfo, adapter_digest
 
@@ -45,7 +44,7 @@ class LoadedAdapter:
     num_borrowers: int = 0
 
 
-class AdapterShelf:
+class LoadedAdapters:
     """Lives in the event loop of vLLM's API server. `base` is the model that vLLM has loaded, which never changes."""
 
     def __init__(self, client: EngineClient, base: ServedWeights, config: InferenceConfig) -> None:
@@ -53,7 +52,7 @@ class AdapterShelf:
         self._client = client
         self._base = base
         self._run_id = config.run.name
-        self._intake = WeightIntake(config.run.name, fetch_settings(config.weights))
+        self._intake = WeightReceiver(config.run.name, fetch_settings(config.weights))
         self._model_path = config.model.path
         self._max_rank = config.vllm.max_lora_rank
         self._root = config.run.path.resolve() / "adapters"

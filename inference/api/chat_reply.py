@@ -5,10 +5,8 @@ from typing import Any
 
 import msgspec
 
-from inference.generation import Completion, Int32s, TopLogprobs
-from inference.server.chat_request import cut_at_stop, stop_strings
-from inference.server.chat_tokenizer import ChatTokenizer
-from inference.server.chat_types import ChatRequest
+from inference.api.chat_request import ChatRequest, ChatTokenizer, cut_at_stop, stop_strings
+from inference.api.generation import Completion, Int32s, TopLogprobs
 
 Json = dict[str, Any]
 

@@ -1,15 +1,100 @@
-"""From an OpenAI chat request to jobs. Pure, but for the tokenizer."""
+"""From OpenAI's chat request to jobs, by the `ChatTokenizer` of the model."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import jinja2
 import msgspec
+import numpy as np
 
-from inference.engine import EngineLimits
+from inference.api.engine import EngineLimits
+from inference.api.generation import Int32s, Job
+from inference.api.requests import check_job, decode_body
 from inference.errors import BadRequest
-from inference.generation import Int32s, Job
-from inference.requests import check_job, decode_body
-from inference.server.chat_tokenizer import ChatTokenizer
-from inference.server.chat_types import ChatRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Options of a streamed reply."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/chat/completions`. Fields that would change the answer and are not served are refused."""
+
+    messages: list[dict[str, object]]
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """Extension: add `prompt_token_ids` to the reply and `token_ids` to each choice."""
+    chat_template_kwargs: dict[str, object] | None = None
+    """Extension: passed to the chat template."""
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    tools: list[object] | None = None
+    response_format: dict[str, object] | None = None
+
+
+class ChatTokenizer:
+    """Safe to use from the event loop and from the engine's thread. `missing` says why there is no chat."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase | None", *, missing: str = "") -> None:
+        self._lock = threading.Lock()  # fast tokenizers refuse to be used by two threads at once
+        self._tokenizer = tokenizer
+        self._missing = missing
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]], template_kwargs: Mapping[str, object]) -> Int32s:
+        """Tokens of the conversation, up to where the assistant speaks. Raises `BadRequest`."""
+        tokenizer = self._usable()
+        try:
+            with self._lock:
+                ids = tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=True, return_dict=False, **template_kwargs
+                )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise BadRequest(f"the chat template refuses these messages: {error}") from error
+        if not isinstance(ids, list):  # an option of the tokenizer, not of the template: `tokenize`, `return_tensors`
+            raise BadRequest("chat_template_kwargs must be variables of the chat template")
+        return np.asarray(ids, dtype=np.int32)
+
+    def decode(self, token_ids: Int32s) -> str:
+        """Text of `token_ids`, without special tokens."""
+        tokenizer = self._usable()
+        with self._lock:
+            text: str = tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token, also of a special one."""
+        tokenizer = self._usable()
+        with self._lock:
+            text: str = tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def _usable(self) -> "PreTrainedTokenizerBase":
+        if self._tokenizer is None or self._missing:
+            raise BadRequest(f"chat is not possible: {self._missing}")
+        return self._tokenizer
+
 
 MAX_CHOICES = 128
 _decoder = msgspec.json.Decoder(ChatRequest)

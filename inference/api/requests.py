@@ -7,20 +7,20 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from inference.engine import EngineLimits
+from inference.api.engine import EngineLimits
+from inference.api.generation import Completion, Int32s, Job, ScoreJob, Scores
+from inference.api.images import check_placeholders, images_of
 from inference.errors import BadRequest
-from inference.generation import Completion, Int32s, Job
-from inference.images import check_placeholders, images_of
 from runtime.base.files import sees_images
 from transport.errors import CodecError
-from transport.wire.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreRequest
+from transport.wire.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
 from transport.wire.tensor import EncodedTensor
 
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.01
 """vLLM samples at this where less is asked for, and says nothing; logits divided by much less overflow."""
 MAX_BODY_BYTES = 16 * 2**20
-MAX_PICTURE_BODY_BYTES = 256 * 2**20
+MAX_IMAGE_BODY_BYTES = 256 * 2**20
 """Ten pictures of a million pixels, as float32 patches of two frames."""
 GENERATE = msgspec.msgpack.Decoder(GenerateRequest)
 SCORE = msgspec.msgpack.Decoder(ScoreRequest)
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 def max_body_bytes(model_path: Path) -> int:
     """How large a request to the model in this folder may be."""
-    return MAX_PICTURE_BODY_BYTES if sees_images(model_path) else MAX_BODY_BYTES
+    return MAX_IMAGE_BODY_BYTES if sees_images(model_path) else MAX_BODY_BYTES
 
 
 def decode_body(decoder: msgspec.msgpack.Decoder[_T] | msgspec.json.Decoder[_T], body: bytes) -> _T:
@@ -114,3 +114,19 @@ def check_tokens(prompt: Int32s, limits: EngineLimits) -> None:
         raise BadRequest(
             f"token id {int(prompt[position])} at position {position} is not in the vocabulary of {limits.vocab_size}"
         )
+
+
+def score_job_of(request: ScoreRequest, limits: EngineLimits) -> ScoreJob:
+    """The job that `request` asks for. Raises `BadRequest`."""
+    token_ids = int32_vector(request.token_ids)
+    if not 0 < len(token_ids) <= limits.max_model_len:
+        raise BadRequest(f"a sequence of {len(token_ids)} tokens cannot be scored: 1 to {limits.max_model_len} can")
+    check_tokens(token_ids, limits)
+    if not (math.isfinite(request.temperature) and request.temperature > 0):
+        raise BadRequest(f"temperature must be a positive number, got {request.temperature}")
+    return ScoreJob(token_ids, request.temperature)
+
+
+def score_reply_of(request: ScoreRequest, scores: Scores) -> ScoreReply:
+    """The wire form of scores."""
+    return ScoreReply(request_id=request.request_id, logprobs=EncodedTensor.of(scores.logprobs), version=scores.version)

@@ -1,12 +1,12 @@
-"""`Engine`: what the HTTP server needs of an engine, and says of it. Importing this imports no model library."""
+"""`InferenceEngine`: what the HTTP server needs of an engine, and says of it. Imports no model library."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from inference.generation import Completion, Job, ScoreJob, Scores
-from inference.images import ImageLimits
+from inference.api.generation import Completion, Job, ScoreJob, Scores
+from inference.api.images import ImageLimits
 from transport.wire.generation import ServedWeights, UpdateTimes
 
 
@@ -35,7 +35,7 @@ class EngineStats:
     prefilled_tokens: int
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """All methods belong to the event loop it was made in."""
 
     @property
@@ -79,7 +79,7 @@ class Engine(Protocol):
         ...
 
 
-def engine_facts(engine: Engine) -> dict[str, object]:
+def engine_facts(engine: InferenceEngine) -> dict[str, object]:
     """The part of `/health` that docs/contracts.md promises of every engine."""
     stats, served, limits = engine.stats, engine.served, engine.limits
     return {

@@ -35,7 +35,7 @@ class VerifiedWeights:
     digest: str
     tensors: dict[str, Tensor]
     adapter: AdapterInfo | None = None
-    """Given: the tensors are an adapter, and no model has them before it is merged (`base_model.py`)."""
+    """Given: the tensors are an adapter, and no model has them before it is merged (`AdapterBase`)."""
     merged_digest: str | None = None
     """Given: an adapter was merged into the tensors. Their own digest; `digest` stays that of the publish."""
 

@@ -1,0 +1,1 @@
+"""New weights for both engines: fetched, checked, and adapters. Imports torch."""
