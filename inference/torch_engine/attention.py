@@ -64,7 +64,7 @@ class Prefill:
         self._slots = slots
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `AttentionBatch`. Padding positions leave garbage in the cache beyond the slot's length, which nothing reads."""
+        """See `AttentionBatch`. Padding leaves garbage in the cache beyond the slot's length, which nothing reads."""
         keys, values = self._cache.layer(layer, key, value)
         keys[self._slots, :, : key.shape[2]] = key
         values[self._slots, :, : value.shape[2]] = value

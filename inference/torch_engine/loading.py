@@ -1,4 +1,7 @@
-"""From a Hugging Face folder to an engine that serves it exactly, or a clear refusal."""
+"""From a Hugging Face folder to an engine that serves it exactly, or a clear refusal.
+
+Importing this module imports torch, which takes seconds: do it in a thread.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

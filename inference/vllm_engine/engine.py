@@ -105,8 +105,8 @@ class VllmEngine:
         raise Unsupported("vLLM does not score given tokens at a temperature: serve teachers with --engine torch")
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
-        """See `InferenceEngine`. Staged while decoding goes on; requests in flight go on with the new weights, and their KV
-        cache is computed anew."""
+        """See `InferenceEngine`. Staged while decoding goes on; requests in flight go on with the new weights, and
+        their KV cache is computed anew."""
         async with self._updating:
             self._check_alive()
             if self._adapters is not None:

@@ -13,7 +13,7 @@ from runtime.base.files import atomic_write
 WRITER = """
 import sys
 from pathlib import Path
-from runtime.atomic_write import atomic_write
+from runtime.base.files import atomic_write
 path, size = Path(sys.argv[1]), 1
 while True:
     atomic_write(path, bytes([size % 251]) * (size * 1000))

@@ -28,13 +28,13 @@ SERVICE = """
 import sys, time
 from pathlib import Path
 from loguru import logger
-from runtime.config import LogConfig
+from runtime.config.config import LogConfig
 from runtime.errors import PeerLostError
-from runtime.health import Health
-from runtime.health_server import HealthServer
-from runtime.logging import setup_logging
-from runtime.run_dir import RunDir
-from runtime.service_info import ServiceInfo
+from runtime.health.health import Health
+from runtime.health.server import HealthServer
+from runtime.process.logging import setup_logging
+from runtime.run_dir.run_dir import RunDir
+from runtime.run_dir.run_dir import ServiceInfo
 name, waits, end = sys.argv[2:]
 run_dir = RunDir(Path(sys.argv[1]))
 setup_logging(name, LogConfig(), run_dir)

@@ -13,9 +13,9 @@ PROGRAM = """
 import logging, sys, warnings
 from pathlib import Path
 from loguru import logger
-from runtime.config import LogConfig
-from runtime.logging import PRINTED, setup_logging
-from runtime.run_dir import RunDir
+from runtime.config.config import LogConfig
+from runtime.process.logging import PRINTED, setup_logging
+from runtime.run_dir.run_dir import RunDir
 
 json_lines, level, rank = sys.argv[2] == "json", sys.argv[3], int(sys.argv[4]) if sys.argv[4] else None
 setup_logging("trainer", LogConfig(json_lines=json_lines, level=level), RunDir(Path(sys.argv[1])).create(), rank=rank)

@@ -82,7 +82,7 @@ def test_tensorboard_reads_what_we_wrote(run_dir: RunDir) -> None:
 
 def test_tensorboard_files_are_written_without_torch() -> None:
     program = (
-        "import sys, tempfile, pathlib\nfrom runtime.metric_sinks import TensorBoardSink\n"
+        "import sys, tempfile, pathlib\nfrom runtime.metrics.sinks import TensorBoardSink\n"
         "TensorBoardSink(pathlib.Path(tempfile.mkdtemp())).write(1, 1.0, {'a': 1.0})\n"
         "assert 'torch' not in sys.modules and 'tensorflow' not in sys.modules"
     )

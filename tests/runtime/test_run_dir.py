@@ -15,7 +15,7 @@ from runtime.run_dir.service_lock import read_holder
 HOLDER = """
 import sys, time
 from pathlib import Path
-from runtime.run_dir import RunDir
+from runtime.run_dir.run_dir import RunDir
 lock = RunDir(Path(sys.argv[1])).lock("trainer")
 print("held", flush=True)
 time.sleep(600)

@@ -11,7 +11,7 @@ from runtime.errors import PeerLostError, StallError, StorageError, UserError, f
 RAISES = """
 import asyncio, sys
 from runtime.errors import *
-from runtime.service import run_main
+from runtime.process.service import run_main
 
 async def fail():
     raise PeerLostError("the orchestrator is gone")
@@ -38,7 +38,7 @@ run_main("trainer", main)
 
 WAITS = """
 import sys, time
-from runtime.shutdown import Shutdown
+from runtime.process.shutdown import Shutdown
 shutdown = Shutdown()
 print("ready", flush=True)
 while not shutdown.wait(30): pass
@@ -49,7 +49,7 @@ if sys.argv[1] == "hang":
 
 WAITS_ASYNC = """
 import asyncio, sys, time
-from runtime.shutdown import Shutdown
+from runtime.process.shutdown import Shutdown
 
 async def main():
     stop = Shutdown().event()
@@ -72,7 +72,7 @@ else:
 STOPPED_AFTER_THE_LOOP = """
 import os, signal
 import uvloop
-from runtime.shutdown import Shutdown
+from runtime.process.shutdown import Shutdown
 
 shutdown = Shutdown()
 

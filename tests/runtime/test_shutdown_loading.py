@@ -10,7 +10,7 @@ from runtime.process.shutdown import ending_at_once
 
 LOADS = """
 import sys, time
-from runtime.shutdown import Shutdown, ending_at_once
+from runtime.process.shutdown import Shutdown, ending_at_once
 how = sys.argv[1]
 leave = lambda: print("left", flush=True)
 with ending_at_once():
@@ -58,7 +58,7 @@ def test_handlers_are_given_back() -> None:
 
 ASKED = """
 import os, signal
-from runtime.shutdown import Shutdown
+from runtime.process.shutdown import Shutdown
 shutdown = Shutdown()
 shutdown.request()
 os.kill(os.getpid(), signal.SIGTERM)

@@ -18,11 +18,11 @@ from runtime.run_dir.service_lock import read_holder
 HANGS = """
 import sys, threading, time
 from pathlib import Path
-from runtime.config import LogConfig
-from runtime.health import Health
-from runtime.logging import setup_logging
-from runtime.run_dir import RunDir
-from runtime.watchdog import Watchdog
+from runtime.config.config import LogConfig
+from runtime.health.health import Health
+from runtime.process.logging import setup_logging
+from runtime.run_dir.run_dir import RunDir
+from runtime.process.watchdog import Watchdog
 
 def wait_for_a_batch_that_never_comes():
     threading.Event().wait()
@@ -43,13 +43,13 @@ UNREAD = """
 import sys
 from pathlib import Path
 from loguru import logger
-from runtime.config import LogConfig
-from runtime.health import Health
-from runtime.logging import setup_logging
-from runtime.loop_lag import LoopLag
-from runtime.run_dir import RunDir
-from runtime.watchdog import Watchdog
-import runtime.watchdog
+from runtime.config.config import LogConfig
+from runtime.health.health import Health
+from runtime.process.logging import setup_logging
+from runtime.process.event_loop import LoopLag
+from runtime.run_dir.run_dir import RunDir
+from runtime.process.watchdog import Watchdog
+import runtime.process.watchdog
 
 runtime.process.watchdog.BLOCKED_DUMP_S = 0.0  # the warning of a blocked loop must not keep the watchdog either
 runtime.process.watchdog.TELL_TIMEOUT_S = 2.0
@@ -64,10 +64,10 @@ with run_dir.lock("trainer"), Watchdog(health, run_dir.logs / "trainer.stacks", 
 
 BLOCKED_LOOP = """
 import asyncio, time
-import runtime.watchdog
-from runtime.health import Health
-from runtime.loop_lag import LoopLag
-from runtime.watchdog import Watchdog
+import runtime.process.watchdog
+from runtime.health.health import Health
+from runtime.process.event_loop import LoopLag
+from runtime.process.watchdog import Watchdog
 
 runtime.process.watchdog.BLOCKED_DUMP_S = 0.2
 
@@ -89,10 +89,10 @@ asyncio.run(main())
 
 LOOP_BLOCKED_FOR_EVER = """
 import asyncio, threading
-import runtime.watchdog
-from runtime.health import Health
-from runtime.loop_lag import LoopLag
-from runtime.watchdog import Watchdog
+import runtime.process.watchdog
+from runtime.health.health import Health
+from runtime.process.event_loop import LoopLag
+from runtime.process.watchdog import Watchdog
 
 runtime.process.watchdog.BLOCKED_DUMP_S = 0.2
 

@@ -61,7 +61,7 @@ class SplitRun:
     def health(self, name: str, port: int = 9100) -> dict[str, object]:
         """What a health endpoint of the machine says, asked from the machine itself."""
         node = self.machines[name].node
-        code = f"from runtime.http_answer import ask_health as f; import json; print(json.dumps(f('http://{node.address}:{port}/health')[0]))"
+        code = f"from runtime.health.health import ask_health as f; import json; print(json.dumps(f('http://{node.address}:{port}/health')[0]))"
         command = node.command([sys.executable, "-c", code])
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         report: dict[str, object] = json.loads(done.stdout) if done.returncode == 0 else {}

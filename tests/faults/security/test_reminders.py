@@ -45,7 +45,7 @@ def test_weight_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch
 
 
 def test_inference_server(warnings_seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposure, "_REMINDER_S", OFTEN_S)
+    monkeypatch.setattr(service, "_REMINDER_S", OFTEN_S)
     config = InferenceConfig(model={"path": "model"}, server={"host": "0.0.0.0", "insecure": True})
     with service.reminding_of_exposure(config):
         until(lambda: len(reminders(warnings_seen)) >= TIMES, within_s=DEADLINE_S)
