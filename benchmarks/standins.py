@@ -15,7 +15,7 @@ import numpy as np
 from chat.branch import Branch
 from orchestrator.engines.protocol import Engine
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.values.rollout import Example, Failure, Rollout
+from orchestrator.values.rollout import Example, Rollout, RolloutFailure
 from transport.client.client import BatchClient
 from transport.wire.generation import GenerateRequest
 from transport.wire.sample import VersionSpan
@@ -48,7 +48,7 @@ class StandInEnv:
     async def close(self) -> None:
         """Nothing to release."""
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         """One request to the engine."""
         started = time.monotonic()
         reply = await self._engine.generate(

@@ -1,4 +1,4 @@
-"""What a rollout became: a `Rollout` with its saved columns, or a `Failure`; what is unsound is never trained."""
+"""What a rollout became: a `Rollout` with its saved columns, or a `RolloutFailure`; nothing unsound is trained."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.session import AnySession
 from orchestrator.errors import StateColumnError
 from orchestrator.values.batch import oldest_version
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> RolloutFailure:
     """Who is to blame for `error`: the engine, or else the environment."""
     if isinstance(error, InvalidResponse):
-        return Failure(FailureReason.INVALID_RESPONSE, str(error))
+        return RolloutFailure(FailureReason.INVALID_RESPONSE, str(error))
     if isinstance(error, EngineError):
-        return Failure(FailureReason.ENGINE_ERROR, str(error))
-    return Failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+        return RolloutFailure(FailureReason.ENGINE_ERROR, str(error))
+    return RolloutFailure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
 
 
 def scored(
@@ -88,33 +88,37 @@ def _plain(value: object) -> object:
     raise TypeError(f"it holds a {type(value).__name__}")
 
 
-def accept(results: Sequence[Rollout | Failure], expected: int, version: int) -> list[Rollout | Failure]:
+def accept(results: Sequence[Rollout | RolloutFailure], expected: int, version: int) -> list[Rollout | RolloutFailure]:
     """Exactly `expected` results. `version` was live at dispatch: anything older breaks the staleness bound."""
     if len(results) != expected:
-        failure = Failure(FailureReason.ENV_ERROR, f"the environment returned {len(results)} results, not {expected}")
+        failure = RolloutFailure(
+            FailureReason.ENV_ERROR, f"the environment returned {len(results)} results, not {expected}"
+        )
         return [failure] * expected
     return [_accept(result, version) for result in results]
 
 
-def _accept(result: Rollout | Failure, version: int) -> Rollout | Failure:
-    if isinstance(result, Failure):
+def _accept(result: Rollout | RolloutFailure, version: int) -> Rollout | RolloutFailure:
+    if isinstance(result, RolloutFailure):
         return result
     if not math.isfinite(result.reward):
-        return Failure(FailureReason.INVALID_REWARD, f"reward {result.reward} is not a finite number")
+        return RolloutFailure(FailureReason.INVALID_REWARD, f"reward {result.reward} is not a finite number")
     if not result.num_sampled_tokens:
-        return Failure(FailureReason.ENV_ERROR, "it ended without a single sampled token: no model was called")
+        return RolloutFailure(FailureReason.ENV_ERROR, "it ended without a single sampled token: no model was called")
     oldest = oldest_version(result)
     if oldest is not None and oldest < version:
-        return Failure(FailureReason.STALE, f"sampled by policy version {oldest}, but {version} was live at dispatch")
+        return RolloutFailure(
+            FailureReason.STALE, f"sampled by policy version {oldest}, but {version} was live at dispatch"
+        )
     return result
 
 
-def lost_tries(results: Sequence[Rollout | Failure]) -> list[Failure]:
+def lost_tries(results: Sequence[Rollout | RolloutFailure]) -> list[RolloutFailure]:
     """How each of these rollouts ended, if they are to be run again because one of them failed; empty if none did.
 
     Rollouts of a joint group that finished cannot be used without the one that failed: they are cancelled.
     """
     if all(isinstance(result, Rollout) for result in results):
         return []
-    unusable = Failure(FailureReason.CANCELLED, "its jointly scored group is run again")
-    return [result if isinstance(result, Failure) else unusable for result in results]
+    unusable = RolloutFailure(FailureReason.CANCELLED, "its jointly scored group is run again")
+    return [result if isinstance(result, RolloutFailure) else unusable for result in results]

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 from loguru import logger
 
-from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from runtime.errors import ServiceError
 
 
@@ -28,7 +28,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EnvAdapter(Protocol):
-    """One environment. `run` never raises: a failure is a `Failure` with its reason. Cancellation propagates."""
+    """One environment. `run` never raises: a failure is a `RolloutFailure` with its reason. Cancellation propagates."""
 
     name: str
     scores_jointly: bool
@@ -43,7 +43,7 @@ class EnvAdapter(Protocol):
         """Bring up what the environment needs."""
         ...
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         """One result, or `group_size` results where `scores_jointly`. Returns within `timeout_s`."""
         ...
 
@@ -71,17 +71,17 @@ DEADLINE_GRACE_S = 5.0
 """Seconds that an adapter may overrun the timeout it was given before it is cut off."""
 
 
-async def call_adapter(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+async def call_adapter(adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
     """What the adapter returns; an adapter that breaks its promises costs its rollouts, not the run."""
     num_results = request.group_size if adapter.scores_jointly else 1
     try:
         async with asyncio.timeout(request.timeout_s + DEADLINE_GRACE_S):
             return await adapter.run(request)
     except TimeoutError:
-        failure = Failure(FailureReason.ENV_TIMEOUT, f"no result {DEADLINE_GRACE_S:g} s after its deadline")
+        failure = RolloutFailure(FailureReason.ENV_TIMEOUT, f"no result {DEADLINE_GRACE_S:g} s after its deadline")
     except ServiceError:  # the user must mend it: no rollout will do better
         raise
     except Exception as error:  # a decision: the error-rate guard stops the run if it keeps happening
         logger.opt(exception=error).debug("environment {} raised", adapter.name)
-        failure = Failure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+        failure = RolloutFailure(FailureReason.ENV_ERROR, f"{type(error).__name__}: {error}")
     return [failure] * num_results

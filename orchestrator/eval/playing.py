@@ -7,12 +7,12 @@ from orchestrator.config.eval import EvalEnvConfig
 from orchestrator.data.seeds import rollout_seed
 from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, call_adapter
-from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 
 Envs = Sequence[tuple[EvalEnvConfig, EnvAdapter]]
-Outcomes = dict[str, dict[str, list[Rollout | Failure]]]
+Outcomes = dict[str, dict[str, list[Rollout | RolloutFailure]]]
 """By environment and example id; every slot is a failure until its rollout comes back."""
-UNFINISHED = Failure(FailureReason.CANCELLED, "the evaluation ended before the rollout did")
+UNFINISHED = RolloutFailure(FailureReason.CANCELLED, "the evaluation ended before the rollout did")
 
 
 def unplayed(envs: Envs) -> Outcomes:
@@ -40,7 +40,9 @@ async def play(
     num_running = 0
     one_ended = asyncio.Event()
 
-    async def run(adapter: EnvAdapter, request: RolloutRequest, slots: list[Rollout | Failure], size: int) -> None:
+    async def run(
+        adapter: EnvAdapter, request: RolloutRequest, slots: list[Rollout | RolloutFailure], size: int
+    ) -> None:
         nonlocal num_running
         results = accept(await call_adapter(adapter, request), size, version)
         slots[request.index : request.index + size] = results
@@ -60,7 +62,7 @@ async def play(
 
 def _todo(
     envs: Envs, outcomes: Outcomes, version: int, seed: int
-) -> Iterator[tuple[EnvAdapter, RolloutRequest, list[Rollout | Failure]]]:
+) -> Iterator[tuple[EnvAdapter, RolloutRequest, list[Rollout | RolloutFailure]]]:
     for env, adapter in envs:
         for example in adapter.examples[: env.num_examples]:
             slots = outcomes[env.label][example.example_id]

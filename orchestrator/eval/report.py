@@ -13,7 +13,7 @@ from orchestrator.config.eval import EvalEnvConfig
 from orchestrator.eval.playing import Outcomes
 from orchestrator.eval.stats import eval_metrics
 from orchestrator.records.rollout_log import failure_row, rollout_row
-from orchestrator.values.rollout import Failure, Rollout, commonest_failure
+from orchestrator.values.rollout import Rollout, RolloutFailure, commonest_failure
 from runtime.base.files import atomic_write
 
 RESULT_NAME = "eval.json"
@@ -40,12 +40,12 @@ class EvalReport:
     def error_rate(self, env: EvalEnvConfig) -> float:
         """Share of its rollouts that failed."""
         results = [result for results in self.outcomes[env.label].values() for result in results]
-        return sum(isinstance(result, Failure) for result in results) / len(results)
+        return sum(isinstance(result, RolloutFailure) for result in results) / len(results)
 
     def commonest_failure(self, env: EvalEnvConfig) -> str:
         """The reason and message that most of its failed rollouts have; empty if none failed."""
         results = [result for results in self.outcomes[env.label].values() for result in results]
-        failures = [result for result in results if isinstance(result, Failure)]
+        failures = [result for result in results if isinstance(result, RolloutFailure)]
         if not failures:
             return ""
         commonest, _ = commonest_failure(failures)
@@ -82,7 +82,7 @@ def eval_rows(report: EvalReport) -> Iterator[dict[str, Any]]:
         for example_id, results in report.outcomes[env.label].items():
             for index, result in enumerate(results):
                 head = {"env_name": env.label, "example_id": example_id, "index": index}
-                yield head | (failure_row(result) if isinstance(result, Failure) else rollout_row(result))
+                yield head | (failure_row(result) if isinstance(result, RolloutFailure) else rollout_row(result))
 
 
 def report_table(report: EvalReport) -> Table:

@@ -8,12 +8,12 @@ policy: they are counted, and left out.
 import math
 from collections.abc import Mapping, Sequence
 
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 
 Z95 = 1.96
 """Standard errors to either side of a mean that 95 % of a normal distribution lie within."""
 
-Results = Mapping[str, Sequence[Rollout | Failure]]
+Results = Mapping[str, Sequence[Rollout | RolloutFailure]]
 """By example id."""
 
 

@@ -15,7 +15,7 @@ from orchestrator.groups.guards import FailureGuard, SignalGuard
 from orchestrator.groups.scoring import GroupRule, score
 from orchestrator.records.ledger import Ledger
 from orchestrator.values.group import STALE, FinalGroup, GroupKey, ScoredGroup, Ticket
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 
 
 class Collector:
@@ -47,16 +47,16 @@ class Collector:
         self._groups.open(ticket)
         self.lineup.dispatch(ticket)
 
-    def retry(self, ticket: Ticket, index: int, failure: Failure) -> None:
+    def retry(self, ticket: Ticket, index: int, failure: RolloutFailure) -> None:
         """A try failed and is about to be made again: a new dispatch. The failure is logged here, once."""
         _log_failure(ticket, index, failure, "failed and is run again")
         self._groups.retry(ticket.key, index, failure)
         self._ledger.retried(ticket, index, failure)
         self._failure_guard.saw_try(ticket.key.env_name, failure)
 
-    def record(self, ticket: Ticket, index: int, result: Rollout | Failure) -> None:
+    def record(self, ticket: Ticket, index: int, result: Rollout | RolloutFailure) -> None:
         """A rollout came back. Its failure is logged here, once."""
-        if isinstance(result, Failure):
+        if isinstance(result, RolloutFailure):
             _log_failure(ticket, index, result, "failed")
         group = self._groups.record(ticket.key, index, result)
         if group is not None:
@@ -74,7 +74,7 @@ class Collector:
         self._failure_guard.saw(scored)
 
 
-def _log_failure(ticket: Ticket, index: int, failure: Failure, what: str) -> None:
+def _log_failure(ticket: Ticket, index: int, failure: RolloutFailure, what: str) -> None:
     level = "DEBUG" if failure.reason is FailureReason.CANCELLED else "WARNING"
     logger.log(level, "rollout {}#{} {}: {}: {}", ticket.key.id, index, what, failure.reason.value, failure.message)
 
@@ -97,8 +97,8 @@ def _log_counts(scored: ScoredGroup) -> None:
 @dataclass(slots=True)
 class _OpenGroup:
     ticket: Ticket
-    results: dict[int, Rollout | Failure] = field(default_factory=dict)
-    failed_tries: list[tuple[int, Failure]] = field(default_factory=list)
+    results: dict[int, Rollout | RolloutFailure] = field(default_factory=dict)
+    failed_tries: list[tuple[int, RolloutFailure]] = field(default_factory=list)
 
 
 class GroupBuffer:
@@ -113,11 +113,11 @@ class GroupBuffer:
             raise InvariantError(f"group {ticket.key.id} was dispatched while it is still open")
         self._open[ticket.key] = _OpenGroup(ticket)
 
-    def retry(self, key: GroupKey, index: int, failure: Failure) -> None:
+    def retry(self, key: GroupKey, index: int, failure: RolloutFailure) -> None:
         """A try of one member failed and is made again: the member is still awaited."""
         self._awaiting(key, index).failed_tries.append((index, failure))
 
-    def record(self, key: GroupKey, index: int, result: Rollout | Failure) -> FinalGroup | None:
+    def record(self, key: GroupKey, index: int, result: Rollout | RolloutFailure) -> FinalGroup | None:
         """Account for one member; the final group if it was the last."""
         group = self._awaiting(key, index)
         group.results[index] = result

@@ -6,12 +6,12 @@ from itertools import chain
 
 from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
 from orchestrator.values.group import STALE, ZERO_SIGNAL, ScoredGroup
-from orchestrator.values.rollout import Failure, FailureReason, Rollout, commonest_failure
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure, commonest_failure
 
 MIN_GROUPS = 40
 """At `max_error_rate` 0.9, an environment that loses half its groups by bad luck is stopped once in 10^7 windows."""
 
-_Failures = tuple[tuple[int, Failure], ...]
+_Failures = tuple[tuple[int, RolloutFailure], ...]
 """Failures of one group, each with its place in the group."""
 
 
@@ -25,12 +25,12 @@ class FailureGuard:
     def __init__(self, max_error_rate: float, window: int) -> None:
         self._max_error_rate = max_error_rate
         self._window = window
-        self._rollouts: dict[str, deque[Failure | None]] = {}
+        self._rollouts: dict[str, deque[RolloutFailure | None]] = {}
         """`None`: it did not fail."""
         self._groups: dict[str, deque[_Failures | None]] = {}
         """`None`: failures did not cost the group."""
 
-    def saw_try(self, env_name: str, failure: Failure) -> None:
+    def saw_try(self, env_name: str, failure: RolloutFailure) -> None:
         """A try failed and is made again."""
         if not _was_cancelled(failure):
             self._add_rollouts(env_name, [failure])
@@ -43,7 +43,7 @@ class FailureGuard:
         self._add_rollouts(env_name, [one for one in outcomes if one is None or not _was_cancelled(one)])
         self._add_group(env_name, size, failures if scored.is_lost and failures else None)
 
-    def _add_rollouts(self, env_name: str, outcomes: Sequence[Failure | None]) -> None:
+    def _add_rollouts(self, env_name: str, outcomes: Sequence[RolloutFailure | None]) -> None:
         recent = self._rollouts.setdefault(env_name, deque(maxlen=self._window))
         recent.extend(outcomes)
         failures = [failure for failure in recent if failure is not None]
@@ -59,17 +59,17 @@ class FailureGuard:
             what = f"{len(lost)} of the last {len(recent)} groups of env {env_name!r} were lost to failures"
             self._stop(what + _culprit(lost), [failure for _, failure in chain.from_iterable(lost)])
 
-    def _is_at_limit(self, num_lost: int, recent: deque[Failure | None] | deque[_Failures | None]) -> bool:
+    def _is_at_limit(self, num_lost: int, recent: deque[RolloutFailure | None] | deque[_Failures | None]) -> bool:
         return len(recent) == recent.maxlen and num_lost >= self._max_error_rate * len(recent)
 
-    def _stop(self, what: str, failures: Sequence[Failure]) -> None:
+    def _stop(self, what: str, failures: Sequence[RolloutFailure]) -> None:
         commonest, count = commonest_failure(failures)
         text = f"{what}; the commonest error ({count}x) is {commonest.reason}: {commonest.message}"
         is_peer = commonest.reason in (FailureReason.ENGINE_ERROR, FailureReason.TEACHER_ERROR)
         raise EnginesLostError(text) if is_peer else FailureRateError(text)
 
 
-def _was_cancelled(failure: Failure) -> bool:
+def _was_cancelled(failure: RolloutFailure) -> bool:
     return failure.reason is FailureReason.CANCELLED
 
 

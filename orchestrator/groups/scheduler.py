@@ -23,7 +23,7 @@ from orchestrator.envs.outcome import accept, lost_tries
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, call_adapter
 from orchestrator.groups.collector import Collector
 from orchestrator.values.group import GroupKey, Ticket
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.health.health import Health
 
 LOOP = "scheduler"
@@ -166,7 +166,7 @@ class Scheduler:
             return  # cancelled, accounted for, and came back all the same
         for offset, result in enumerate(results):
             self._collector.record(ticket, request.index + offset, result)
-        if env.config.drops_groups and any(isinstance(result, Failure) for result in results):
+        if env.config.drops_groups and any(isinstance(result, RolloutFailure) for result in results):
             self._cancel_rest(ticket)
 
     def _leave(self, key: GroupKey, index: int) -> bool:
@@ -179,22 +179,24 @@ class Scheduler:
 
     def _cancel_rest(self, ticket: Ticket) -> None:
         """A rollout of the group failed: what still runs of it is of no use."""
-        cancelled = Failure(FailureReason.CANCELLED, "another rollout of its group failed")
+        cancelled = RolloutFailure(FailureReason.CANCELLED, "another rollout of its group failed")
         for index, task in self._members.pop(ticket.key, {}).items():
             task.cancel()
             self._collector.record(ticket, index, cancelled)
 
-    async def _try(self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest) -> list[Rollout | Failure]:
+    async def _try(
+        self, ticket: Ticket, adapter: EnvAdapter, request: RolloutRequest
+    ) -> list[Rollout | RolloutFailure]:
         num_results = ticket.size if ticket.scores_jointly else 1
         results = accept(await self._call(adapter, request), num_results, ticket.version)
         self._health.progress()
         return results
 
-    async def _call(self, adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def _call(self, adapter: EnvAdapter, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         while True:
             num_outages = self._availability.num_outages
             results = await call_adapter(adapter, request)
-            spoilt = any(isinstance(result, Failure) and result.reason in SPOILT for result in results)
+            spoilt = any(isinstance(result, RolloutFailure) and result.reason in SPOILT for result in results)
             if not spoilt or (num_outages == self._availability.num_outages and self._availability.is_open):
                 return results
             await self._availability.wait()

@@ -15,7 +15,7 @@ import msgspec
 from orchestrator.errors import LedgerError
 from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import STALE, ScoredGroup, Ticket
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from transport.wire.ledger import Cancelled, CancelReason, CompletedPositions, Dispatched, Record, Retried, Settled
 
 LEDGER_NAME = "rollouts.jsonl"
@@ -46,7 +46,7 @@ class Ledger:
         with suppress(OSError):
             self._write()
 
-    def retried(self, ticket: Ticket, index: int, failure: Failure) -> None:
+    def retried(self, ticket: Ticket, index: int, failure: RolloutFailure) -> None:
         """A try failed and the rollout is started again. Written like a dispatch, which it is."""
         self._pending.append(Retried(ticket.seq, index, failed_state(failure)))
         with suppress(OSError):
@@ -91,15 +91,15 @@ def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
     return tuple(_state(result, scored.filtered, step) for result in scored.group.results)
 
 
-def failed_state(failure: Failure) -> str:
+def failed_state(failure: RolloutFailure) -> str:
     """The state of a rollout, or of a try, that failed."""
     if failure.reason in (FailureReason.STALE, FailureReason.CANCELLED):
         return failure.reason.value
     return f"failed:{failure.reason.value}"
 
 
-def _state(result: Rollout | Failure, filtered: str | None, step: int) -> str:
-    if isinstance(result, Failure):
+def _state(result: Rollout | RolloutFailure, filtered: str | None, step: int) -> str:
+    if isinstance(result, RolloutFailure):
         return failed_state(result)
     if filtered == STALE:
         return STALE

@@ -16,7 +16,7 @@ from chat.branch import Branch
 from orchestrator.records.ledger import failed_state, terminal_states
 from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import ScoredGroup
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.base.files import atomic_write
 
 
@@ -34,7 +34,7 @@ def rollout_rows(cut: AssembledBatch) -> Iterator[dict[str, Any]]:
         states = terminal_states(scored, cut.step)
         for index, (result, state) in enumerate(zip(scored.group.results, states, strict=True)):
             head = _head(scored, index) | {"state": state, "advantage": advantages.get(index)}
-            yield head | (failure_row(result) if isinstance(result, Failure) else rollout_row(result))
+            yield head | (failure_row(result) if isinstance(result, RolloutFailure) else rollout_row(result))
 
 
 def _head(scored: ScoredGroup, index: int) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _branch(branch: Branch) -> dict[str, Any]:
     }
 
 
-def failure_row(failure: Failure) -> dict[str, Any]:
+def failure_row(failure: RolloutFailure) -> dict[str, Any]:
     """What is saved of a failed one."""
     return {"failure": failure.reason.value, "message": failure.message}
 

@@ -14,7 +14,7 @@ from orchestrator.engines.openai import OpenAIModel
 from orchestrator.engines.protocol import EngineError, Model
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.teachers.teacher import Teacher
-from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 
 
 class ScoredEnv:
@@ -40,7 +40,7 @@ class ScoredEnv:
         """Idempotent."""
         await self._env.close()
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         """Rollout and scoring share the request's deadline."""
         deadline = asyncio.get_running_loop().time() + request.timeout_s
         results = await self._env.run(request)
@@ -54,12 +54,12 @@ class ScoredEnv:
                 ]
         except TimeoutError:
             message = f"{self._teacher} has not scored it {request.timeout_s:g} s after its start"
-            overdue = Failure(FailureReason.TEACHER_ERROR, message)
+            overdue = RolloutFailure(FailureReason.TEACHER_ERROR, message)
             return [overdue if isinstance(result, Rollout) else result for result in results]
         return [task.result() for task in scored]
 
-    async def _scored(self, trajectory_id: str, result: Rollout | Failure) -> Rollout | Failure:
-        if isinstance(result, Failure):
+    async def _scored(self, trajectory_id: str, result: Rollout | RolloutFailure) -> Rollout | RolloutFailure:
+        if isinstance(result, RolloutFailure):
             return result
         try:
             branches = [
@@ -67,7 +67,7 @@ class ScoredEnv:
                 for position, branch in enumerate(result.branches)
             ]
         except EngineError as error:
-            return Failure(FailureReason.TEACHER_ERROR, f"{self._teacher}: {error}")
+            return RolloutFailure(FailureReason.TEACHER_ERROR, f"{self._teacher}: {error}")
         return msgspec.structs.replace(result, branches=tuple(branches))
 
     async def _score(self, request_id: str, branch: Branch, temperature: float) -> Branch:

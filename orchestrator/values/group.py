@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from orchestrator.values.token_weights import PLAIN_RL, TokenWeights
 
 JOINT_FAILURE = "joint_failure"
@@ -47,8 +47,8 @@ class FinalGroup:
     """Every dispatched rollout is in `results`, at its index."""
 
     ticket: Ticket
-    results: tuple[Rollout | Failure, ...]
-    failed_tries: tuple[tuple[int, Failure], ...] = ()
+    results: tuple[Rollout | RolloutFailure, ...]
+    failed_tries: tuple[tuple[int, RolloutFailure], ...] = ()
     """Tries that failed and were made again, with the index of their rollout, in the order they were seen."""
 
     @property
@@ -57,9 +57,9 @@ class FinalGroup:
         return tuple((index, result) for index, result in enumerate(self.results) if isinstance(result, Rollout))
 
     @property
-    def failures(self) -> tuple[tuple[int, Failure], ...]:
+    def failures(self) -> tuple[tuple[int, RolloutFailure], ...]:
         """Failed rollouts with their index."""
-        return tuple((index, result) for index, result in enumerate(self.results) if isinstance(result, Failure))
+        return tuple((index, result) for index, result in enumerate(self.results) if isinstance(result, RolloutFailure))
 
     @property
     def num_dispatched(self) -> int:

@@ -1,4 +1,4 @@
-"""`Rollout`: what an environment gives back for one example, and `Failure`: why it did not.
+"""`Rollout`: what an environment gives back for one example, and `RolloutFailure`: why it did not.
 
 Tokens live in numpy arrays from the engine's reply to the wire; no list ever holds one number per token. Environment
 workers send these types as they are (`envs/workers/messages.py`).
@@ -81,7 +81,7 @@ class FailureReason(StrEnum):
     """The orchestrator stopped it (shutdown, or its group cannot be used any more)."""
 
 
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failure"):
+class RolloutFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failure"):
     """A rollout that failed: data, not a crash. Whatever an environment raised, the message can be written down."""
 
     reason: FailureReason
@@ -93,9 +93,9 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fail
         msgspec.structs.force_setattr(self, "message", short)
 
 
-def commonest_failure(failures: Sequence[Failure]) -> tuple[Failure, int]:
+def commonest_failure(failures: Sequence[RolloutFailure]) -> tuple[RolloutFailure, int]:
     """One for the reason that most have, with the message that most of those have, and how many have the reason: many
     messages name their rollout, so that no two are equal. There must be at least one."""
     reason, count = Counter(failed.reason for failed in failures).most_common(1)[0]
     messages = Counter(failed.message for failed in failures if failed.reason is reason)
-    return Failure(reason, messages.most_common(1)[0][0]), count
+    return RolloutFailure(reason, messages.most_common(1)[0][0]), count

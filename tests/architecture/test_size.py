@@ -1,11 +1,13 @@
-"""Small files, small functions, no drawer for everything."""
+"""Small files, small functions, few files in a folder, no drawer for everything, one meaning for a class name."""
 
 import ast
+from collections import Counter
 
 from tests.architecture.sources import ROOT, nodes, source_files
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_FILES_IN_A_FOLDER = 15
 DRAWERS = {"utils.py", "helpers.py", "common.py", "misc.py", "util.py"}
 
 
@@ -22,6 +24,16 @@ def test_no_function_is_too_long() -> None:
     }
     assert len(lengths) > 100
     assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+
+
+def test_no_folder_has_too_many_files() -> None:
+    folders = Counter(str(path.parent) for path in source_files() if path.name not in ("__init__.py", "__main__.py"))
+    assert {folder: count for folder, count in folders.items() if count > MAX_FILES_IN_A_FOLDER} == {}
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    names = Counter(node.name for _, node in nodes() if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_file_is_a_drawer() -> None:

@@ -15,7 +15,7 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from transport.wire.generation import GenerateRequest
 
 Reply = Callable[[str, int], str]
@@ -124,7 +124,7 @@ async def test_flaky_rollouts_fail_alike_in_two_runs(model: Tokenizer) -> None:
         faults = {"raise_rate": 0.3, "nan_rate": 0.3}
         async with running(model, lambda prompt, seed: f"reply {seed}", id="flaky-text", args={"task": faults}) as env:
             results = [accept(await env.run(request(env, index=index)), 1, version=0)[0] for index in range(30)]
-        return [result.reason.value if isinstance(result, Failure) else str(result.reward) for result in results]
+        return [result.reason.value if isinstance(result, RolloutFailure) else str(result.reward) for result in results]
 
     first = await fates()
     assert first == await fates()
@@ -135,5 +135,5 @@ async def test_hanging_rollout_is_cut_at_its_deadline(model: Tokenizer) -> None:
     faults = {"raise_rate": 0.0, "hang_rate": 1.0}
     async with running(model, lambda prompt, seed: "", id="flaky-text", args={"task": faults}) as env:
         (result,) = await env.run(request(env, timeout_s=0.05))
-    assert isinstance(result, Failure)
+    assert isinstance(result, RolloutFailure)
     assert result.reason is FailureReason.ENV_TIMEOUT

@@ -18,7 +18,7 @@ from orchestrator.envs.gateway import Gateway
 from orchestrator.envs.outcome import failure_of, read_columns, scored
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.session import AnySession, ChatTurn, SamplingPlan, open_session
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 
 HARNESS_ID = "tandem_harness"
 
@@ -33,7 +33,7 @@ SUBPROCESS = {"type": "subprocess"}
 class Driver(Protocol):
     async def start(self) -> None: ...
 
-    async def run(self, request: RolloutRequest) -> list[Rollout | Failure]: ...
+    async def run(self, request: RolloutRequest) -> list[Rollout | RolloutFailure]: ...
 
     async def close(self) -> None: ...
 
@@ -50,7 +50,7 @@ class DirectDriver:
     async def start(self) -> None:
         """Nothing to bring up."""
 
-    async def run(self, request: RolloutRequest) -> list[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> list[Rollout | RolloutFailure]:
         """Raises what the engine or the task's scoring raises."""
         started = time.monotonic()
         task = request.example.payload
@@ -101,7 +101,7 @@ class GatewayDriver:
         await self._gateway.start()
         await self._stack.enter_async_context(self._env.serving())
 
-    async def run(self, request: RolloutRequest) -> list[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> list[Rollout | RolloutFailure]:
         """One episode."""
         started = time.monotonic()
         sessions: dict[str, AnySession] = {}
@@ -131,7 +131,7 @@ class GatewayDriver:
 
     def _outcomes(
         self, request: RolloutRequest, episode: vf.Episode, sessions: dict[str, AnySession], duration_s: float
-    ) -> list[Rollout | Failure]:
+    ) -> list[Rollout | RolloutFailure]:
         expected = request.group_size if self._scores_jointly else 1
         failed = _episode_failure(episode, sessions)
         # Episodes list traces as they finished; sessions are in the order of the siblings, whatever their speed.
@@ -142,7 +142,7 @@ class GatewayDriver:
                 f"the episode has {len(traces)} trainable traces, expected {expected}: an Env that plays several "
                 f"trainable runs declares `{GROUP_SIZE_FIELD}: int` in its config (docs/environments.md)"
             )
-            failed = Failure(FailureReason.ENV_ERROR, message)
+            failed = RolloutFailure(FailureReason.ENV_ERROR, message)
         if failed is not None:
             return [failed] * expected
         return [_scored_trace(request, sessions[trace.id], trace, self._columns, duration_s) for trace in traces]
@@ -193,11 +193,11 @@ def _prompt_messages(data: vf.TaskData) -> list[Any]:
 
 def _scored_trace(
     request: RolloutRequest, session: AnySession, trace: vf.Trace, columns: Sequence[str], duration_s: float
-) -> Rollout | Failure:
+) -> Rollout | RolloutFailure:
     unscored = [name for name, reward in trace.rewards.items() if reward is None]
     if unscored:  # verifiers counts a reward that never came as 0
         reason = FailureReason.ENV_TIMEOUT if trace.is_timeout else FailureReason.ENV_ERROR
-        return Failure(reason, f"{session.plan.trajectory_id}: rewards were not computed: {', '.join(unscored)}")
+        return RolloutFailure(reason, f"{session.plan.trajectory_id}: rewards were not computed: {', '.join(unscored)}")
     return scored(
         request,
         session,
@@ -208,7 +208,7 @@ def _scored_trace(
     )
 
 
-def _episode_failure(episode: vf.Episode, sessions: dict[str, AnySession]) -> Failure | None:
+def _episode_failure(episode: vf.Episode, sessions: dict[str, AnySession]) -> RolloutFailure | None:
     """The first cause that made the episode useless: the engine's before the environment's."""
     engine_errors = [session.failure for session in sessions.values() if session.failure is not None]
     if episode.ok:
@@ -217,4 +217,6 @@ def _episode_failure(episode: vf.Episode, sessions: dict[str, AnySession]) -> Fa
         return failure_of(engine_errors[0])
     error = episode.last_error or next((trace.last_error for trace in episode.traces if not trace.ok), None)
     reason = FailureReason.ENV_TIMEOUT if episode.is_timeout else FailureReason.ENV_ERROR
-    return Failure(reason, f"{error.type}: {error.message}" if error is not None else "the episode did not complete")
+    return RolloutFailure(
+        reason, f"{error.type}: {error.message}" if error is not None else "the episode did not complete"
+    )

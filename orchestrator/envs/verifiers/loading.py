@@ -24,7 +24,7 @@ from orchestrator.envs.verifiers.drivers import (
     Driver,
     GatewayDriver,
 )
-from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
 
 MAX_UNBOUNDED_EXAMPLES = 65536
@@ -50,7 +50,7 @@ class VerifiersAdapter:
         """Bring up the environment's servers."""
         await self.driver.start()
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         """The rollout, or the whole group; what goes wrong in it is data."""
         try:
             async with asyncio.timeout(request.timeout_s) as deadline:
@@ -60,7 +60,7 @@ class VerifiersAdapter:
         except Exception as error:  # whatever an environment raises costs this rollout, not the run
             if deadline.expired():
                 message = f"{request.group_id}#{request.index} took longer than {request.timeout_s:g} s"
-                failed = Failure(FailureReason.ENV_TIMEOUT, message)
+                failed = RolloutFailure(FailureReason.ENV_TIMEOUT, message)
             else:
                 failed = failure_of(error)
         return [failed] * (request.group_size if self.scores_jointly else 1)

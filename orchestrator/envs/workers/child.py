@@ -44,7 +44,7 @@ from orchestrator.envs.workers.link import (
     receive_blocking,
 )
 from orchestrator.errors import WorkerLinkError
-from orchestrator.values.rollout import Failure, FailureReason
+from orchestrator.values.rollout import FailureReason, RolloutFailure
 from runtime.errors import ServiceError
 from runtime.process.logging import start_logging
 from transport.wire.generation import GenerateReply, GenerateRequest
@@ -169,7 +169,7 @@ class WorkerProgram:
         except ServiceError as error:
             link.send(Broken(id=run.id, reason=str(error)))
         except WorkerLinkError as error:
-            failure = Failure(FailureReason.ENV_ERROR, f"{request.group_id}#{request.index}: {error}")
+            failure = RolloutFailure(FailureReason.ENV_ERROR, f"{request.group_id}#{request.index}: {error}")
             num_results = request.group_size if self._adapter.scores_jointly else 1
             link.send(RolloutsDone(id=run.id, results=(failure,) * num_results))
 

@@ -26,7 +26,7 @@ from orchestrator.envs.workers.link import FROM_WORKER, FrameLink, FromWorker, L
 from orchestrator.envs.workers.process import COMMAND, END_S, WorkerModel, WorkerProcess
 from orchestrator.envs.workers.worker import BLOCKED_S, Worker, WorkerGone, least_busy
 from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
-from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
 
 GRACE_S = 2.0
@@ -93,7 +93,7 @@ class WorkerEnv:
             self._tasks.append(asyncio.create_task(self._keep_alive(slot), name=f"worker {slot} of {self.name}"))
         self._processes.clear()
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         """As the environment in this process would; `worker_lost` if its worker dies. Raises `UserError`,
         `EnvWorkersLostError`."""
         slot: int | None = None
@@ -102,10 +102,10 @@ class WorkerEnv:
                 slot = await self._pick()
                 results = await self.workers[slot].run(request)
         except TimeoutError:
-            failed = Failure(FailureReason.ENV_TIMEOUT, self._overdue(slot, request))
+            failed = RolloutFailure(FailureReason.ENV_TIMEOUT, self._overdue(slot, request))
         except WorkerGone as gone:
             message = f"{request.group_id}#{request.index}: its worker ended: {gone}"
-            failed = Failure(FailureReason.WORKER_LOST, message)
+            failed = RolloutFailure(FailureReason.WORKER_LOST, message)
         else:
             if any(isinstance(result, Rollout) for result in results):
                 self._num_deaths[slot] = 0

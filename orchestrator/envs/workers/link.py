@@ -21,7 +21,7 @@ import numpy as np
 from orchestrator.engines.protocol import ChatAsk, ChatReply
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import WorkerLinkError
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from transport.errors import CodecError
 from transport.wire.generation import GenerateReply, GenerateRequest
 from transport.wire.tensor import Array, EncodedTensor
@@ -122,7 +122,7 @@ class RolloutsDone(_WorkerMessage, frozen=True, tag="done"):
     """Run `id` has ended."""
 
     id: int
-    results: tuple[Rollout | Failure, ...]
+    results: tuple[Rollout | RolloutFailure, ...]
 
 
 class Broken(_WorkerMessage, frozen=True, tag="broken"):

@@ -27,7 +27,7 @@ from orchestrator.envs.workers.link import (
 )
 from orchestrator.envs.workers.process import WorkerProcess
 from orchestrator.errors import WorkerLinkError
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.errors import UserError
 from transport.errors import CodecError
 from transport.wire.generation import GenerateRequest
@@ -35,7 +35,7 @@ from transport.wire.generation import GenerateRequest
 BLOCKED_S = 3.0
 """Seconds of silence after which a worker's event loop is taken to be blocked."""
 
-Results = list[Rollout | Failure]
+Results = list[Rollout | RolloutFailure]
 
 
 class WorkerGone(Exception):
@@ -172,8 +172,8 @@ def _without_frame(request: GenerateRequest, shelf: ImageCache) -> tuple[Generat
     return msgspec.structs.replace(copied, mm_kwargs=pictures.mm_kwargs), pictures
 
 
-def _with_shared_pictures(result: Rollout | Failure, shelf: ImageCache) -> Rollout | Failure:
-    if isinstance(result, Failure) or all(branch.pictures is None for branch in result.branches):
+def _with_shared_pictures(result: Rollout | RolloutFailure, shelf: ImageCache) -> Rollout | RolloutFailure:
+    if isinstance(result, RolloutFailure) or all(branch.pictures is None for branch in result.branches):
         return result
     branches = [
         branch

@@ -6,10 +6,10 @@ import numpy as np
 
 from chat.branch import Branch
 from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from transport.wire.sample import VersionSpan
 
-ENV_ERROR = Failure(FailureReason.ENV_ERROR, "boom")
+ENV_ERROR = RolloutFailure(FailureReason.ENV_ERROR, "boom")
 
 
 def make_rollout(
@@ -44,12 +44,12 @@ def make_ticket(
 
 
 def make_group(
-    results: Sequence[float | Failure], seq: int = 0, *, joint: bool = False, version: int = 0
+    results: Sequence[float | RolloutFailure], seq: int = 0, *, joint: bool = False, version: int = 0
 ) -> FinalGroup:
     """A final group: numbers are the rewards of rollouts that finished."""
     ticket = make_ticket(seq, len(results), joint=joint, version=version)
     members = tuple(
-        result if isinstance(result, Failure) else make_rollout(result, example_id=str(seq), version=version)
+        result if isinstance(result, RolloutFailure) else make_rollout(result, example_id=str(seq), version=version)
         for result in results
     )
     return FinalGroup(ticket, members)

@@ -33,7 +33,7 @@ from orchestrator.records.history import HISTORY_NAME, History
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
@@ -207,7 +207,7 @@ class HalfEasyEnv(ToyEnv):
         super().__init__(engine, num_examples=16)
         self._stop, self._stop_at, self._scripted = stop, stop_at, engine
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         if self._stop is not None and self._scripted.weights.version >= self._stop_at:
             self._stop.set()
         (result,) = await super().run(request)

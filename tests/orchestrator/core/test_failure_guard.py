@@ -11,18 +11,20 @@ from orchestrator.errors import EnginesLostError, FailureRateError
 from orchestrator.groups.guards import MIN_GROUPS, FailureGuard
 from orchestrator.groups.scoring import GroupRule, score
 from orchestrator.values.group import ScoredGroup
-from orchestrator.values.rollout import Failure, FailureReason
+from orchestrator.values.rollout import FailureReason, RolloutFailure
 from runtime.errors import ExitCode
 from tests.orchestrator.core.builders import ENV_ERROR, make_group
 
 PARTIAL = GroupRule(make_advantage(GrpoAdvantageConfig()))
 DROP_GROUP = dataclasses.replace(PARTIAL, drops_partial=True)
-ENGINE_ERROR = Failure(FailureReason.ENGINE_ERROR, "connection refused")
-TIMEOUT = Failure(FailureReason.ENV_TIMEOUT, "took too long")
-CANCELLED = Failure(FailureReason.CANCELLED, "another rollout of its group failed")
+ENGINE_ERROR = RolloutFailure(FailureReason.ENGINE_ERROR, "connection refused")
+TIMEOUT = RolloutFailure(FailureReason.ENV_TIMEOUT, "took too long")
+CANCELLED = RolloutFailure(FailureReason.CANCELLED, "another rollout of its group failed")
 
 
-def group(*results: float | Failure, rule: GroupRule = PARTIAL, joint: bool = False, env: str = "copy") -> ScoredGroup:
+def group(
+    *results: float | RolloutFailure, rule: GroupRule = PARTIAL, joint: bool = False, env: str = "copy"
+) -> ScoredGroup:
     final = make_group(results, joint=joint)
     ticket = dataclasses.replace(final.ticket, key=final.ticket.key._replace(env_name=env))
     return score(dataclasses.replace(final, ticket=ticket), rule)
@@ -137,6 +139,8 @@ def test_lost_engines_have_their_own_exit_code() -> None:
 
 def test_the_commonest_error_is_found_although_messages_name_their_rollout() -> None:
     guard = FailureGuard(max_error_rate=1.0, window=5)
-    refused = [Failure(FailureReason.ENGINE_ERROR, f"request {number}: connection refused") for number in range(3)]
+    refused = [
+        RolloutFailure(FailureReason.ENGINE_ERROR, f"request {number}: connection refused") for number in range(3)
+    ]
     with pytest.raises(EnginesLostError, match=r"\(3x\) is engine_error: request \d: connection refused"):
         guard.saw(group(*refused, ENV_ERROR, ENV_ERROR))

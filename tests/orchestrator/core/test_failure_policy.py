@@ -12,7 +12,7 @@ from orchestrator.data.seeds import rollout_seed
 from orchestrator.envs.outcome import lost_tries
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_toy
@@ -36,8 +36,8 @@ def sizes_of(trainer: FakeTrainer) -> set[int]:
     return set(Counter(sample.group_id for sample in samples).values())
 
 
-def fail_third(request: RolloutRequest) -> Failure | None:
-    return Failure(FailureReason.ENV_ERROR, "on purpose") if request.seed % 3 == 0 else None
+def fail_third(request: RolloutRequest) -> RolloutFailure | None:
+    return RolloutFailure(FailureReason.ENV_ERROR, "on purpose") if request.seed % 3 == 0 else None
 
 
 async def run(config: OrchestratorConfig, **env: Any) -> tuple[FakeTrainer, ToyEnv]:
@@ -68,7 +68,7 @@ async def test_tries_differ_in_their_seed_only(tmp_path: Path) -> None:
 
 
 async def test_after_its_last_try_a_failure_costs_the_rollout(tmp_path: Path) -> None:
-    def fail_half(request: RolloutRequest) -> Failure | None:
+    def fail_half(request: RolloutRequest) -> RolloutFailure | None:
         return ENV_ERROR if request.seed % 2 == 0 else None
 
     trainer, env = await run(policy_config(tmp_path, failure_policy="retry", max_tries=2), fault=fail_half)
@@ -93,7 +93,7 @@ class HangingSiblings(ToyEnv):
 
     num_hanging = num_cancelled = most_hanging = 0
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         first = rollout_seed(0, "toy", request.example.example_id, int(request.group_id.split("/")[-1]), 0)
         if first % 3 or request.index == 0:
             return await super().run(request)

@@ -22,13 +22,13 @@ from orchestrator.values.group import (
     ScoredGroup,
     Ticket,
 )
-from orchestrator.values.rollout import Failure, FailureReason
+from orchestrator.values.rollout import FailureReason, RolloutFailure
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout
 
 GRPO = GroupRule(make_advantage(GrpoAdvantageConfig()))
 
 
-def scored(*results: float | Failure, joint: bool = False) -> ScoredGroup:
+def scored(*results: float | RolloutFailure, joint: bool = False) -> ScoredGroup:
     return score(make_group(results, joint=joint), GRPO)
 
 
@@ -116,6 +116,6 @@ def test_a_stale_group_shows_that_there_is_a_signal() -> None:
 
 def test_any_message_of_a_failure_can_be_written_down() -> None:
     name = os.fsdecode(b"caf\xe9")
-    failure = Failure(FailureReason.ENV_ERROR, f"no such file: {name}{'.' * 5000}")
+    failure = RolloutFailure(FailureReason.ENV_ERROR, f"no such file: {name}{'.' * 5000}")
     assert failure.message.startswith(r"no such file: caf\udce9.")
     assert len(msgspec.json.encode(failure.message)) < 3000

@@ -15,7 +15,7 @@ from orchestrator.values.group import (
     GroupKey,
     Ticket,
 )
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_rollout, make_ticket
 
 
@@ -71,7 +71,7 @@ def test_two_visits_of_one_example_are_two_groups() -> None:
 
 
 @pytest.mark.parametrize("result", [make_rollout(), ENV_ERROR])
-def test_a_member_that_is_not_awaited_is_an_error(result: Rollout | Failure) -> None:
+def test_a_member_that_is_not_awaited_is_an_error(result: Rollout | RolloutFailure) -> None:
     buffer = GroupBuffer()
     buffer.open(make_ticket(0, size=2))
     buffer.record(GroupKey("copy", "0", 0), 1, result)

@@ -15,7 +15,7 @@ from orchestrator.records.ledger import LEDGER_NAME, Ledger, read_ledger, termin
 from orchestrator.records.ledger_report import collapse, print_ledger, report_ledger
 from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import ScoredGroup
-from orchestrator.values.rollout import Failure, FailureReason
+from orchestrator.values.rollout import FailureReason, RolloutFailure
 from runtime.errors import UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_group, make_scored, make_ticket
 from tests.orchestrator.core.line_simulation import kill
@@ -76,7 +76,7 @@ def test_whatever_happens_the_ledger_balances(
 
 
 def test_every_result_has_its_state() -> None:
-    stale, cancelled = (Failure(reason, "") for reason in (FailureReason.STALE, FailureReason.CANCELLED))
+    stale, cancelled = (RolloutFailure(reason, "") for reason in (FailureReason.STALE, FailureReason.CANCELLED))
     group = ScoredGroup(make_group([0.0, 1.0, ENV_ERROR, stale, cancelled]), (-1.0, 1.0), None)
     assert terminal_states(group, 3) == ("trained@3", "trained@3", "failed:env_error", "stale", "cancelled")
     filtered = ScoredGroup(make_group([1.0, ENV_ERROR]), (0.0,), "zero_signal")

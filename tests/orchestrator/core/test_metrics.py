@@ -15,7 +15,7 @@ from orchestrator.records.rollout_log import RolloutLog, rollout_log_path, rollo
 from orchestrator.report.metrics import StepTimes, step_line, step_metrics
 from orchestrator.values.batch import AssembledBatch, staleness
 from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from orchestrator.values.token_weights import TokenWeights
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from transport.wire.ledger import CompletedPositions
@@ -25,11 +25,17 @@ TIMES = StepTimes(duration_s=2.0, waited_for_policy_s=0.5, waited_for_trainer_s=
 
 
 def group(
-    env_name: str, seq: int, rewards: list[float | Failure], *, length: int = 3, version: int = 2, joint: bool = False
+    env_name: str,
+    seq: int,
+    rewards: list[float | RolloutFailure],
+    *,
+    length: int = 3,
+    version: int = 2,
+    joint: bool = False,
 ) -> ScoredGroup:
     results = tuple(
         result
-        if isinstance(result, Failure)
+        if isinstance(result, RolloutFailure)
         else make_rollout(result, env_name=env_name, length=length, version=version)
         for result in rewards
     )

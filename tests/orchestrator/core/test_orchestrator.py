@@ -12,7 +12,7 @@ import pytest
 from orchestrator.envs.protocol import RolloutRequest, close_adapter
 from orchestrator.errors import FailureRateError, StateColumnError
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
-from orchestrator.values.rollout import Failure, FailureReason
+from orchestrator.values.rollout import FailureReason, RolloutFailure
 from runtime.errors import ExitCode, UserError, find_service_error
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.toys import DEADLINE_S, ToyEnv, make_config, make_engine, run_orchestrator, run_toy
@@ -137,8 +137,8 @@ async def test_metrics_and_rollouts_are_saved_per_step(tmp_path: Path) -> None:
     assert {"reward", "advantage", "messages", "num_sampled_tokens", "oldest_version"} <= trained[0].keys()
 
 
-def fail_every_third(request: RolloutRequest) -> Failure | None:
-    return Failure(FailureReason.ENV_ERROR, "on purpose") if request.seed % 3 == 0 else None
+def fail_every_third(request: RolloutRequest) -> RolloutFailure | None:
+    return RolloutFailure(FailureReason.ENV_ERROR, "on purpose") if request.seed % 3 == 0 else None
 
 
 async def test_a_failure_drops_a_jointly_scored_group(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_a_failure_drops_a_jointly_scored_group(tmp_path: Path) -> None:
     assert ledger_of(tmp_path).balances
 
 
-def raise_always(request: RolloutRequest) -> Failure | None:
+def raise_always(request: RolloutRequest) -> RolloutFailure | None:
     raise ConnectionError("the sandbox is gone")
 
 
@@ -167,7 +167,7 @@ async def test_an_environment_that_always_raises_stops_the_run_with_its_name(tmp
 
 
 async def test_a_mistake_that_only_a_rollout_shows_stops_the_run_as_a_users(tmp_path: Path) -> None:
-    def ask_for_too_much(request: RolloutRequest) -> Failure | None:
+    def ask_for_too_much(request: RolloutRequest) -> RolloutFailure | None:
         raise StateColumnError("env 'toy': its state has no column 'note'")
 
     engine = make_engine()
@@ -183,7 +183,7 @@ async def test_a_mistake_that_only_a_rollout_shows_stops_the_run_as_a_users(tmp_
 def test_a_stopped_run_continues_with_the_same_batches(tmp_path: Path) -> None:
     engine, restarted, whole, stop = make_engine(), make_engine(), make_engine(), asyncio.Event()
 
-    def stop_at_version_2(request: RolloutRequest) -> Failure | None:
+    def stop_at_version_2(request: RolloutRequest) -> RolloutFailure | None:
         if engine.weights.version >= 2:
             stop.set()
         return None

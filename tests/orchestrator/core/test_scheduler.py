@@ -24,7 +24,7 @@ from orchestrator.groups.guards import FailureGuard, SignalGuard
 from orchestrator.groups.scheduler import EnvRunner, Scheduler
 from orchestrator.groups.scoring import GroupRule
 from orchestrator.records.ledger import Ledger
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.health.health import Health
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.core.toys import ToyEnv
@@ -42,7 +42,7 @@ class GatedEnv(ToyEnv):
         self.num_running = 0
         self.num_cancelled = 0
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         self.num_running += 1
         try:
             await self.gate.wait()
@@ -136,7 +136,7 @@ async def test_a_joint_group_is_one_request_and_all_its_slots(tmp_path: Path) ->
 
 
 async def test_each_failure_is_logged_once_and_the_group_only_counts(tmp_path: Path, log_lines: list[str]) -> None:
-    def fail_first(request: RolloutRequest) -> Failure | None:
+    def fail_first(request: RolloutRequest) -> RolloutFailure | None:
         return ENV_ERROR if request.index == 0 else None
 
     env = ToyEnv(ScriptedEngine(16, 0), fault=fail_first)
@@ -152,7 +152,7 @@ async def test_each_failure_is_logged_once_and_the_group_only_counts(tmp_path: P
 
 
 async def test_an_adapter_that_raises_costs_its_rollout_only(tmp_path: Path, log_lines: list[str]) -> None:
-    def raise_first(request: RolloutRequest) -> Failure | None:
+    def raise_first(request: RolloutRequest) -> RolloutFailure | None:
         if request.index == 0:
             raise ValueError("a bug in the adapter")
         return None
@@ -188,12 +188,12 @@ async def test_rollouts_that_an_outage_spoilt_are_run_again_and_are_no_failures(
 ) -> None:
     tries: list[RolloutRequest] = []
 
-    def fault(request: RolloutRequest) -> Failure | None:
+    def fault(request: RolloutRequest) -> RolloutFailure | None:
         tries.append(request)
         if len(tries) == 1:
             bench.availability.lost("killed")
         reasons = (FailureReason.ENGINE_ERROR, FailureReason.ENV_TIMEOUT)
-        return None if bench.availability.is_open else Failure(reasons[len(tries) % 2], "no engine")
+        return None if bench.availability.is_open else RolloutFailure(reasons[len(tries) % 2], "no engine")
 
     def served() -> bool:
         if len(tries) >= 4:
@@ -209,8 +209,8 @@ async def test_rollouts_that_an_outage_spoilt_are_run_again_and_are_no_failures(
 
 
 async def test_a_failure_without_an_outage_stays_one(tmp_path: Path, log_lines: list[str]) -> None:
-    def fault(request: RolloutRequest) -> Failure | None:
-        return Failure(FailureReason.ENGINE_ERROR, "refused") if request.index == 0 else None
+    def fault(request: RolloutRequest) -> RolloutFailure | None:
+        return RolloutFailure(FailureReason.ENGINE_ERROR, "refused") if request.index == 0 else None
 
     bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0), fault=fault))
     await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
@@ -226,13 +226,13 @@ async def test_a_stale_rollout_fails_and_never_ships(tmp_path: Path, log_lines: 
 
 def test_results_of_the_wrong_number_are_all_failures() -> None:
     results = accept([make_rollout()], 3, version=0)
-    assert [result.reason for result in results if isinstance(result, Failure)] == [FailureReason.ENV_ERROR] * 3
+    assert [result.reason for result in results if isinstance(result, RolloutFailure)] == [FailureReason.ENV_ERROR] * 3
 
 
 def test_a_rollout_of_an_older_policy_than_was_live_is_stale() -> None:
     fresh, old = accept([make_rollout(version=4), make_rollout(version=3)], 2, version=4)
     assert isinstance(fresh, Rollout)
-    assert isinstance(old, Failure)
+    assert isinstance(old, RolloutFailure)
     assert (old.reason, old.message) == (
         FailureReason.STALE,
         "sampled by policy version 3, but 4 was live at dispatch",
@@ -242,13 +242,13 @@ def test_a_rollout_of_an_older_policy_than_was_live_is_stale() -> None:
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_number_is_a_failure(reward: float) -> None:
     (result,) = accept([make_rollout(reward)], 1, version=0)
-    assert isinstance(result, Failure)
+    assert isinstance(result, RolloutFailure)
     assert result.reason is FailureReason.INVALID_REWARD
 
 
 def test_a_rollout_without_a_sampled_token_is_a_failure() -> None:
     (result,) = accept([make_rollout(length=0)], 1, version=0)
-    assert isinstance(result, Failure)
+    assert isinstance(result, RolloutFailure)
     assert result.reason is FailureReason.ENV_ERROR
     assert "no model was called" in result.message
 

@@ -16,7 +16,7 @@ from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from orchestrator.teachers.scored_env import AnyTeacher
-from orchestrator.values.rollout import Example, Failure, Rollout
+from orchestrator.values.rollout import Example, Rollout, RolloutFailure
 from runtime.health.health import Health
 from runtime.metrics.metric_log import MetricLog
 from runtime.run_dir.run_dir import RunDir
@@ -51,7 +51,7 @@ class ToyEnv:
         num_examples: int = 40,
         reward: Reward = parity,
         scores_jointly: bool = False,
-        fault: Callable[[RolloutRequest], Failure | None] = lambda request: None,
+        fault: Callable[[RolloutRequest], RolloutFailure | None] = lambda request: None,
     ) -> None:
         self.name = name
         self.scores_jointly = scores_jointly
@@ -72,12 +72,12 @@ class ToyEnv:
     async def close(self) -> None:
         self.is_open = False
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         self.requests.append(request)
         size = request.group_size if self.scores_jointly else 1
         return [await self._one(request, offset) for offset in range(size)]
 
-    async def _one(self, request: RolloutRequest, offset: int) -> Rollout | Failure:
+    async def _one(self, request: RolloutRequest, offset: int) -> Rollout | RolloutFailure:
         await asyncio.sleep(0)
         failure = self._fault(request)
         if failure is not None:

@@ -16,7 +16,7 @@ from orchestrator.engines.validation import checked_scores
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.teachers.scored_env import ScoredEnv
 from orchestrator.teachers.teacher import Teacher
-from orchestrator.values.rollout import Example, Failure, FailureReason, Rollout
+from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from runtime.errors import PeerLostError, UserError
 from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.edge.engine_server import VOCAB_SIZE, EngineServer, serving
@@ -161,7 +161,7 @@ class FixedEnv:
     name = "fixed"
     scores_jointly = False
 
-    def __init__(self, *results: Rollout | Failure) -> None:
+    def __init__(self, *results: Rollout | RolloutFailure) -> None:
         self.results = results
         self.is_open = False
         self.examples = [Example("fixed", "0", None)]
@@ -169,7 +169,7 @@ class FixedEnv:
     async def start(self) -> None:
         self.is_open = True
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         return self.results
 
     async def close(self) -> None:
@@ -213,7 +213,7 @@ async def test_a_teacher_that_fails_costs_the_rollout_with_its_reason() -> None:
     async with serving(server), taught(server, max_retries=0) as teacher:
         server.misbehaviours.append(status(400))
         (result,) = await ScoredEnv(FixedEnv(make_rollout()), teacher).run(rollout_request())
-    assert isinstance(result, Failure)
+    assert isinstance(result, RolloutFailure)
     assert result.reason is FailureReason.TEACHER_ERROR
     assert server.url in result.message
 
@@ -223,19 +223,19 @@ async def test_a_teacher_that_hangs_costs_the_rollout_at_its_deadline_and_leaves
     async with serving(server), taught(server, request_timeout_s=60.0) as teacher:
         results = await ScoredEnv(FixedEnv(make_rollout(), ENV_ERROR), teacher).run(rollout_request(timeout_s=0.1))
         assert not [task for task in asyncio.all_tasks() if "ScoredEnv" in repr(task)], "an orphan task is left"
-    reasons = [result.reason for result in results if isinstance(result, Failure)]
+    reasons = [result.reason for result in results if isinstance(result, RolloutFailure)]
     assert reasons == [FailureReason.TEACHER_ERROR, ENV_ERROR.reason]
 
 
 async def test_an_environment_that_uses_up_the_time_is_not_the_teachers_fault() -> None:
     class SlowEnv(FixedEnv):
-        async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
             with suppress(TimeoutError):
                 async with asyncio.timeout(request.timeout_s + 0.01):
                     await asyncio.Event().wait()
             return self.results
 
-    overdue = Failure(FailureReason.ENV_TIMEOUT, "took longer")
+    overdue = RolloutFailure(FailureReason.ENV_TIMEOUT, "took longer")
     async with serving(EngineServer(scores=scores)) as server, taught(server) as teacher:
         results = await ScoredEnv(SlowEnv(overdue), teacher).run(rollout_request(timeout_s=0.01))
     assert list(results) == [overdue]

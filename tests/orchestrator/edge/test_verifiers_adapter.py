@@ -15,7 +15,7 @@ from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
 from orchestrator.envs.verifiers.drivers import DirectDriver, GatewayDriver
 from orchestrator.envs.verifiers.loading import VerifiersAdapter
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
 from tests.orchestrator.edge.replies import check_branch, sampled_tokens
 from tests.support.waiting import until_async
@@ -72,15 +72,15 @@ def request_for(adapter: EnvAdapter, example: int = 0, **changes: Any) -> Rollou
     return RolloutRequest(**(fields | changes))
 
 
-def only(results: Sequence[Rollout | Failure]) -> Rollout:
+def only(results: Sequence[Rollout | RolloutFailure]) -> Rollout:
     (result,) = results
     assert isinstance(result, Rollout), result
     return result
 
 
-def the_failure(results: Sequence[Rollout | Failure]) -> Failure:
+def the_failure(results: Sequence[Rollout | RolloutFailure]) -> RolloutFailure:
     (result,) = results
-    assert isinstance(result, Failure), result
+    assert isinstance(result, RolloutFailure), result
     return result
 
 
@@ -160,7 +160,7 @@ async def test_engine_that_fails_is_blamed(tokenizer: Tokenizer, driver: str) ->
     engine = DeadEngine(tokenizer.vocab_size, min(tokenizer.eos_ids))
     async with running(EnvConfig(id="edge-single", driver=driver), engine, tokenizer) as adapter:
         failed = the_failure(await adapter.run(request_for(adapter)))
-    assert failed == Failure(FailureReason.ENGINE_ERROR, "engine http://nowhere is gone")
+    assert failed == RolloutFailure(FailureReason.ENGINE_ERROR, "engine http://nowhere is gone")
 
 
 @DRIVERS
@@ -258,7 +258,7 @@ async def test_joint_group_with_a_missing_member_fails_whole(tokenizer: Tokenize
     async with running(config, random_engine(tokenizer), tokenizer) as adapter:
         results = await adapter.run(request_for(adapter))
     assert len(results) == 4
-    assert {result.reason for result in results if isinstance(result, Failure)} == {FailureReason.ENV_ERROR}
+    assert {result.reason for result in results if isinstance(result, RolloutFailure)} == {FailureReason.ENV_ERROR}
     assert "3 trainable traces, expected 4" in the_failure(results[:1]).message
 
 

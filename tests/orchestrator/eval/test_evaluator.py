@@ -16,7 +16,7 @@ from orchestrator.config.eval import EvalConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.eval.evaluator import Evaluator
-from orchestrator.values.rollout import Failure, Rollout
+from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.health.health import Health
 from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.core.builders import ENV_ERROR
@@ -80,7 +80,7 @@ class ExamEnv(ToyEnv):
     pinned: set[bool]
     waits: str = ""
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         self.pinned.add(self.desk.policy.is_pinned)
@@ -258,7 +258,7 @@ async def test_the_trainer_may_leave_only_when_an_evaluation_has_let_the_last_ve
     trainer = LeavingTrainer(config.server.endpoint, engine=engine)
 
     class LongExam(ToyEnv):
-        async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+        async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
             if engine.weights.version == 3:
                 trainer.exam_runs.set()
                 await until_async(

@@ -26,7 +26,7 @@ from orchestrator.envs.workers.process import WorkerModel, WorkerProcess
 from orchestrator.errors import EnvWorkersLostError
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from orchestrator.teachers.teacher import Teacher
-from orchestrator.values.rollout import Failure, FailureReason, Rollout
+from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
 from tests.orchestrator.core.toys import make_config, run_toy
 from tests.orchestrator.edge.engine_server import EngineServer, serving
@@ -97,11 +97,11 @@ def request_for(adapter: EnvAdapter, example: int = 0, **changes: Any) -> Rollou
     return RolloutRequest(**(fields | changes))
 
 
-def plain(results: Sequence[Rollout | Failure]) -> list[object]:
+def plain(results: Sequence[Rollout | RolloutFailure]) -> list[object]:
     """What two runs of the same request must have in common."""
     return [
         result
-        if isinstance(result, Failure)
+        if isinstance(result, RolloutFailure)
         else (
             result.env_name,
             result.example_id,
@@ -222,7 +222,7 @@ async def test_worker_that_hangs_past_a_deadline_is_replaced(tokenizer: Tokenize
         (pid,) = pids_of(adapter)
         for _ in range(10):  # on a busy machine the worker may not have been silent for long enough at first
             (failed,) = await adapter.run(request_for(adapter, group_id="hang/0/0", timeout_s=3.0))
-            assert isinstance(failed, Failure)
+            assert isinstance(failed, RolloutFailure)
             if not is_alive(pid) or pid not in pids_of(adapter):
                 break
         assert failed.reason is FailureReason.ENV_TIMEOUT
@@ -252,8 +252,8 @@ async def test_failures_of_engine_and_config_reach_the_caller_with_their_reason(
         (invalid,) = await adapter.run(request_for(adapter, group_id="invalid/0/0"))
         with pytest.raises(UserError, match="'mood'"):
             await adapter.run(request_for(adapter, group_id="misconfigured/0/0"))
-    assert gone == Failure(FailureReason.ENGINE_ERROR, "gone")
-    assert invalid == Failure(FailureReason.INVALID_RESPONSE, "NaN")
+    assert gone == RolloutFailure(FailureReason.ENGINE_ERROR, "gone")
+    assert invalid == RolloutFailure(FailureReason.INVALID_RESPONSE, "NaN")
 
 
 async def test_cancelled_rollout_gives_its_generation_up(tokenizer: Tokenizer) -> None:

@@ -19,7 +19,7 @@ from orchestrator.envs.outcome import failure_of
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.envs.workers.child import main
-from orchestrator.values.rollout import Example, Failure, Rollout
+from orchestrator.values.rollout import Example, Rollout, RolloutFailure
 from runtime.errors import UserError
 from tests.orchestrator.images.drawn import data_url, picture, user
 from tests.support.waiting import until
@@ -49,7 +49,7 @@ class ToyAdapter:
     async def close(self) -> None:
         pass
 
-    async def run(self, request: RolloutRequest) -> Sequence[Rollout | Failure]:
+    async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         misbehave(request.group_id)
         plan = SamplingPlan(
             f"{request.group_id}#{request.index}", request.seed, request.temperature, request.max_tokens
