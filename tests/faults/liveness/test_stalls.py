@@ -47,7 +47,7 @@ def test_trainer_that_hangs_and_orchestrator_that_waits_tell_the_whole_chain(tmp
             waits = "policy version 1 from the trainer (0 is live)"
             assert_stalled(orchestrator, f"{waits}; trainer is starting, waiting for the checkpoint to load")
         assert_stalled(trainer, "trainer is stalled", "orchestrator is dead (exit 75: stalled: no progress for 2")
-        assert "checkpoint_manifest.py" in trainer.output, "the stacks do not show where it hangs"
+        assert "checkpoints/manifest.py" in trainer.output, "the stacks do not show where it hangs"
 
 
 def test_inference_that_does_not_load_in_time_stalls_and_names_the_model(tmp_path: Path, model: Path) -> None:

@@ -16,9 +16,9 @@ from orchestrator.config.envs import EnvConfig
 from orchestrator.data.examples import EnvShare, ExampleOrder
 from orchestrator.engines.protocol import Availability
 from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.envs import protocol
 from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.groups import scheduler as scheduler_module
 from orchestrator.groups.collector import Collector
 from orchestrator.groups.guards import FailureGuard, SignalGuard
 from orchestrator.groups.scheduler import EnvRunner, Scheduler
@@ -165,7 +165,7 @@ async def test_an_adapter_that_raises_costs_its_rollout_only(tmp_path: Path, log
 async def test_an_adapter_that_ignores_its_deadline_is_cut_off(
     tmp_path: Path, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "DEADLINE_GRACE_S", 0.05)
+    monkeypatch.setattr(protocol, "DEADLINE_GRACE_S", 0.05)
     env = GatedEnv(ScriptedEngine(16, 0))
     bench = Bench(tmp_path, env)
     await bench.run_until(lambda: env.num_cancelled >= 12)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 TRAINER = """
 import sys
 import msgspec, torch
-from trainer import broadcast
+from trainer.weights import broadcast
 broadcast.CHUNK_BYTES = 1000
 broadcaster = broadcast.Broadcaster("127.0.0.1", None, torch.device("cpu"), 60.0)
 print(msgspec.json.encode(broadcaster.open(memoryview(bytearray(100_000)))).decode(), flush=True)
