@@ -1,7 +1,7 @@
 """Mistakes on the command line, of every service: a `UserError` that names what is wrong, before anything is made.
 
-That a `UserError` is one line and exit code 2 is shown by `tests/runtime/test_service.py`; wrong keys and values of all
-kinds by `tests/runtime/test_config.py`.
+That a `UserError` is one line and exit code 2 is shown by `tests/runtime/process/test_service.py`; wrong keys and
+values of all kinds by `tests/runtime/config/test_config.py`.
 """
 
 import re
@@ -12,7 +12,7 @@ import pytest
 from orchestrator.records.ledger import LEDGER_NAME, Ledger
 from runtime.errors import UserError
 from tests.cli.console import CONSOLE, resolve, run
-from tests.orchestrator.core.builders import make_ticket
+from tests.orchestrator.builders import make_ticket
 from transport.wire.ledger import CompletedPositions
 
 ENV = ("--envs", '[{"id": "toy"}]')

@@ -93,7 +93,7 @@ def parse_export(words: Words) -> None:
 
 
 def view(words: Words) -> None:
-    """To a terminal, which ends by itself; tests/viewer/test_commands.py serves the page."""
+    """To a terminal, which ends by itself; tests/viewer/test_cli.py serves the page."""
     run([*words, *(() if "--terminal" in words else ("--terminal",))])
 
 

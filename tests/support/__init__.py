@@ -10,7 +10,7 @@
 | `fakes.py` | `FakeTrainer` and `Served` (a batch server): the other side of the wire, in a thread |
 | `ranks.py` | `run_ranks`: processes with a gloo group; gradients, and how far they are apart |
 
-Fakes with one user stand beside it: `orchestrator/core/toys.py` (environment, engine, whole orchestrator),
-`orchestrator/edge/engine_server.py` (an engine over HTTP), `runtime/stand_in.py` (services for `rl`),
+Fakes with one user stand beside it: `orchestrator/toys.py` (environment, engine, whole orchestrator),
+`orchestrator/engine_server.py` (an engine over HTTP), `runtime/launch/fake_services.py` (services for `rl`),
 `inference/tiny_vision.py` and `trainer/images/tiny_vlm.py` (vision models).
 """

@@ -1,5 +1,5 @@
 """A run directory as the services would have left it, made in milliseconds. Real writers are compared elsewhere
-(`tests/integration/test_circle.py`, `test_record_types.py`)."""
+(`tests/integration/test_circle.py`, `answers/test_answers.py`)."""
 
 import json
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.config.orchestrator import OrchestratorConfig
 from tests.faults.chaos_proxy import ChaosProxy
-from tests.orchestrator.core.toys import make_config, write_config
+from tests.orchestrator.toys import make_config, write_config
 from tests.support.process import Service, service
 
 RUN = "toy"
@@ -33,7 +33,7 @@ def toy_config(folder: Path, **changes: Any) -> OrchestratorConfig:
 def toy_orchestrator(config: OrchestratorConfig, latency_s: float = 0.02) -> Iterator[Service]:
     """The real orchestrator process with a toy environment and engine."""
     arguments = ("@", str(write_config(config, config.run.dir)))
-    module = "tests.orchestrator.core.toy_service"
+    module = "tests.orchestrator.toy_service"
     with service("orchestrator", config.run.path, module, *arguments, TOY_LATENCY_S=str(latency_s)) as running:
         yield running
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.architecture.sources import dotted, parsed, source_files
 from tests.faults.liveness.run import port_of, toy_config, trainer_flags
-from tests.orchestrator.core.toys import write_config
+from tests.orchestrator.toys import write_config
 from tests.support.process import service
 
 WALL_CLOCK = {
@@ -71,7 +71,7 @@ def test_run_on_machines_whose_clocks_jump_comes_to_its_end(tmp_path: Path, mode
     """Timeouts as short as a healthy run allows: one that counted wall time would strike at the first jump."""
     config = toy_config(tmp_path, max_steps=10, stall_timeout_s=30.0)
     flags = trainer_flags(config, model, port_of(config.server.endpoint), "--stall-timeout-s", "30")
-    clock, toy = "tests.faults.liveness.jumping_clock", "tests.orchestrator.core.toy_service"
+    clock, toy = "tests.faults.liveness.jumping_clock", "tests.orchestrator.toy_service"
     with (
         service("orchestrator", config.run.path, clock, toy, "@", str(write_config(config, tmp_path))) as orchestrator,
         service("trainer", config.run.path, clock, "trainer", *flags) as trainer,

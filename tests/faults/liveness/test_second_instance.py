@@ -11,13 +11,13 @@ import pytest
 from runtime.errors import ExitCode, UserError
 from runtime.run_dir.run_dir import RunDir
 from tests.faults.liveness.run import RUN, toy_config, trainer_flags
-from tests.orchestrator.core.toys import write_config
+from tests.orchestrator.toys import write_config
 from tests.support.process import Service, service
 from trainer.cli import run as run_trainer
 
 pytestmark = pytest.mark.integration
 
-TOY = "tests.orchestrator.core.toy_service"
+TOY = "tests.orchestrator.toy_service"
 
 
 def command(name: str, folder: Path, model: Path) -> tuple[str, list[str]]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config.orchestrator import OrchestratorConfig
-from tests.orchestrator.core.toys import free_endpoint, make_config, write_config
+from tests.orchestrator.toys import free_endpoint, make_config, write_config
 from tests.support.fakes import FakeTrainer, training
 from tests.support.process import Service, service
 from transport.security.keys import CurveKeys, make_keys
 
-SERVICE = "tests.orchestrator.core.toy_service"
+SERVICE = "tests.orchestrator.toy_service"
 DEADLINE_S = 60.0
 
 

@@ -11,7 +11,7 @@ from orchestrator.config.orchestrator import BatchServerConfig
 from runtime.config.config import HealthConfig, resolved_json
 from runtime.errors import ExitCode
 from tests.faults.security.guarded_run import SERVICE
-from tests.orchestrator.core.toys import make_config, write_config
+from tests.orchestrator.toys import make_config, write_config
 from tests.support.process import process
 from trainer.config.trainer import OrchestratorLinkConfig, WeightsConfig
 from transport.security.exposure import is_local, reachable

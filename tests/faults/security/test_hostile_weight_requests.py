@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.security.hostile_frames import Attacker
 from tests.faults.security.hostile_messages import MESSAGES, hostile_messages
-from tests.transport.weight_ranks import Tensors, WeightRanks
+from tests.transport.weights.weight_ranks import Tensors, WeightRanks
 from transport.weights.client import FetchSettings, fetch_weights
 from transport.wire.codec import encode
 from transport.wire.manifest import SCHEMA_VERSION

@@ -16,7 +16,7 @@ from chat.tokenizer import Tokenizer
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.gateway import MAX_BODY_BYTES, SESSION_HEADER, Gateway
 from orchestrator.envs.session import SamplingPlan, Session
-from tests.orchestrator.edge.model_folders import CHATML, character_tokenizer, write_folder
+from tests.chat.model_folders import CHATML, character_tokenizer, write_folder
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 DEEP = 100_000

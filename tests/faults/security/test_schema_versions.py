@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.security.future_schema import FUTURE
 from tests.faults.security.guarded_run import SERVICE
-from tests.orchestrator.core.toys import make_config, write_config
+from tests.orchestrator.toys import make_config, write_config
 from tests.support.process import process
 from tests.transport.samples import RUN
 from transport.client.client import BatchClient
@@ -31,7 +31,7 @@ def test_a_trainer_refuses_an_orchestrator_of_a_later_release(tmp_path: Path) ->
 
 
 def test_batches_of_a_later_release_are_refused_by_name_and_kept(tmp_path: Path) -> None:
-    command = ["tests.faults.security.future_schema", "tests.transport.serve"]
+    command = ["tests.faults.security.future_schema", "tests.transport.server.serve"]
     with process(tmp_path / "out", *command, str(tmp_path), "tcp://127.0.0.1:0", "2", "2") as child:
         child.until(lambda: len(list(tmp_path.glob("step-*.batch"))) == 2)
     with pytest.raises(OutboxError, match=f"version {FUTURE}, this tandem-rl has {SCHEMA_VERSION}"):

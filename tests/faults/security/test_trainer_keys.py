@@ -8,10 +8,10 @@ import pytest
 from runtime.cli import run as rl
 from runtime.errors import ExitCode
 from tests.faults.security.guarded_run import SERVICE
-from tests.orchestrator.core.toys import free_endpoint, make_config, write_config
+from tests.orchestrator.toys import free_endpoint, make_config, write_config
 from tests.support.process import Process, process
-from tests.trainer.shell.conftest import model_path  # noqa: F401  the tiny model of the trainer's own tests
-from tests.trainer.shell.runs import COMMON
+from tests.trainer.conftest import model_path  # noqa: F401  the tiny model of the trainer's own tests
+from tests.trainer.runs import COMMON
 from transport.security.keys import make_keys
 
 pytestmark = pytest.mark.integration

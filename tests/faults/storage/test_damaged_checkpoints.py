@@ -11,9 +11,7 @@ from runtime.errors import ExitCode
 from tests.faults.storage.services import Services
 from tests.faults.storage.small_disk import SmallDisk
 from tests.faults.storage.whole_files import check_whole, valid_checkpoints
-from tests.trainer.shell.recorded import record_batches
-from tests.trainer.shell.runs import arguments, weight_bytes
-from tests.trainer.shell.stand_in import StandIn
+from tests.trainer.runs import FakeOrchestrator, arguments, record_batches, weight_bytes
 from trainer.checkpoints.manifest import MANIFEST_NAME, find_newest
 from trainer.ranks import Ranks
 
@@ -33,8 +31,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[StandIn]:
-    with StandIn(tmp_path / "outbox", RUN_ID) as running:
+def server(tmp_path: Path) -> Iterator[FakeOrchestrator]:
+    with FakeOrchestrator(tmp_path / "outbox", RUN_ID) as running:
         yield running
 
 
@@ -128,7 +126,7 @@ def test_a_trainer_with_no_valid_checkpoint_refuses_to_start_over(
 
 
 def test_saves_that_the_disk_refuses_are_tried_at_each_step_and_end_the_run_after_three(
-    disk: SmallDisk, server: StandIn, finished: Path, model_path: Path, services: Services
+    disk: SmallDisk, server: FakeOrchestrator, finished: Path, model_path: Path, services: Services
 ) -> None:
     link = ("--orchestrator.endpoint", server.endpoint, "--checkpoint.interval-steps", "1", *KEEP)
     command = arguments(model_path, disk.path, RUN_ID, *link)

@@ -13,8 +13,8 @@ from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.announcements import Announcements
 from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.services import TIMEOUT_S, Services
-from tests.orchestrator.core.toys import ToyEnv, make_config, run_orchestrator
-from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
+from tests.orchestrator.engine_server import TOKEN, EngineServer, serving
+from tests.orchestrator.toys import ToyEnv, make_config, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
 from tests.support.waiting import until_async
 from transport.wire.ledger import tally

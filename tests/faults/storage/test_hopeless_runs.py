@@ -11,8 +11,7 @@ from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.services import TIMEOUT_S, Services
 from tests.faults.storage.whole_files import valid_checkpoints
 from tests.support.process import Process
-from tests.trainer.shell.recorded import make_batch
-from tests.trainer.shell.runs import arguments, weight_bytes
+from tests.trainer.runs import arguments, make_batch, weight_bytes
 from transport.durable import write_durably
 from transport.outbox.batch_file import file_chunks
 from transport.outbox.outbox import batch_path

@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.storage.weight_trainer import weights_of
 from tests.inference.contract_server import Server, make_model, running_server, save_model
-from tests.transport.weight_ranks import WeightRanks
+from tests.transport.weights.weight_ranks import WeightRanks
 from transport.weights.client import FetchSettings, fetch_weights
 from transport.weights.server import WeightStore
 from transport.wire.generation import WEIGHTS_PATH

@@ -23,7 +23,7 @@ from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.save_kills import lines
 from tests.faults.storage.services import TIMEOUT_S
 from tests.faults.storage.whole_files import check_whole
-from tests.orchestrator.edge.engine_server import TOKEN, EngineServer, serving
+from tests.orchestrator.engine_server import TOKEN, EngineServer, serving
 from tests.support.process import frozen
 from tests.support.waiting import until_async
 from transport.outbox.progress import PublishedWeights

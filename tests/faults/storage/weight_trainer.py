@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from tests.transport.weight_ranks import Tensors, WeightRanks
+from tests.transport.weights.weight_ranks import Tensors, WeightRanks
 from transport.weights.server import WeightStore
 
 

@@ -15,12 +15,12 @@ import pytest
 from orchestrator.config.eval import EvalConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
-from orchestrator.eval.evaluator import Evaluator
+from orchestrator.eval.evaluator import Evaluator, due_version, last_evaluated, result_path, save_result
 from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.health.health import Health
 from runtime.metrics.metric_log import read_metrics
-from tests.orchestrator.core.builders import ENV_ERROR
-from tests.orchestrator.core.toys import ToyEnv, make_config, make_engine, run_orchestrator
+from tests.orchestrator.builders import ENV_ERROR
+from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
 from tests.support.waiting import until_async
 from transport.client.client import BatchClient
@@ -274,3 +274,26 @@ async def test_the_trainer_may_leave_only_when_an_evaluation_has_let_the_last_ve
 def test_names_of_evaluation_environments_must_differ(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"eval\.envs: names must differ"):
         make_config(tmp_path, eval={"envs": [ENV, ENV]})
+
+
+def test_multiples_and_the_last_version_are_due() -> None:
+    done, due = -1, []
+    while (version := due_version(done, every_steps=4, max_steps=10)) is not None:
+        due.append(version)
+        done = version
+    assert due == [0, 4, 8, 10]
+
+
+@pytest.mark.parametrize(("last_done", "expected"), [(5, 8), (9, 10), (10, None), (11, None)])
+def test_versions_that_were_overtaken_are_not_made_up_for(last_done: int, expected: int | None) -> None:
+    assert due_version(last_done, every_steps=4, max_steps=10) == expected
+
+
+def test_a_result_file_is_the_record_of_what_is_done(tmp_path: Path) -> None:
+    assert last_evaluated(tmp_path) == -1
+    save_result(tmp_path, 4, {"eval_reward/copy/mean": 0.5})
+    save_result(tmp_path, 12, {})
+    (tmp_path / "eval-v99999999.json.tmp").write_text("torn")
+    (tmp_path / "eval-vother.json").write_text("{}")
+    assert last_evaluated(tmp_path) == 12
+    assert '"eval_reward/copy/mean":0.5' in result_path(tmp_path, 4).read_text()

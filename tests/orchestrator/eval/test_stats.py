@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.eval.stats import Results, eval_metrics, mean_with_margin, pass_at_k, pass_curve
-from tests.orchestrator.core.builders import ENV_ERROR, make_rollout
+from tests.orchestrator.builders import ENV_ERROR, make_rollout
 
 
 @given(tries=st.integers(1, 7), data=st.data())

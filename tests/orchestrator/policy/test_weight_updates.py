@@ -1,0 +1,249 @@
+"""The live version: announced, applied, verified; a failure leaves the old one in service."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.engines.protocol import EngineError
+from orchestrator.engines.scripted import ScriptedEngine
+from orchestrator.policy import weight_updates as policy_module
+from orchestrator.policy.weight_updates import WeightUpdates
+from runtime.errors import PeerLostError, UserError
+from runtime.health.health import Health
+from tests.support.waiting import until_async
+from transport.outbox.progress import PublishedWeights
+from transport.wire.generation import ServedWeights
+
+
+class Announcements:
+    """What `WeightUpdates` reads of a `BatchServer`."""
+
+    def __init__(self, weights: PublishedWeights | None = None) -> None:
+        self.weights = weights
+        self._changed = asyncio.Event()
+
+    def announce(self, version: int) -> None:
+        self.weights = published(version)
+        self._changed.set()
+
+    async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
+        while self.weights is None or self.weights == seen:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.weights
+
+
+class FlakyEngine(ScriptedEngine):
+    """Refuses, disagrees or hangs as told; remembers which versions it was asked for."""
+
+    def __init__(self, weights: ServedWeights | None = None) -> None:
+        super().__init__(16, 0, weights=weights)
+        self.asked: list[int] = []
+        self.num_refusals = 0
+        self.before_apply: Callable[[], None] = lambda: None
+        self.hangs = False
+        self.disagrees = False
+
+    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
+        self.asked.append(version)
+        self.before_apply()
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise EngineError("the shard is torn")
+        await super().apply_weights(manifest_path, version, digest)
+        self.disagrees = False
+
+    async def served(self) -> ServedWeights:
+        if self.disagrees:
+            raise EngineError("the engines serve versions 0 and 3")
+        return await super().served()
+
+
+def published(version: int) -> PublishedWeights:
+    return PublishedWeights(version=version, manifest_path=f"v{version}", digest=f"digest-{version}")
+
+
+def make_policy(engine: FlakyEngine, source: Announcements, live: list[int] | None = None) -> WeightUpdates:
+    """`live` collects the version at each call of `on_live`."""
+    seen = [] if live is None else live
+    policy = WeightUpdates(
+        engine, source, Health("orchestrator", 60), update_timeout_s=0.2, on_live=lambda: seen.append(policy.live)
+    )
+    return policy
+
+
+async def follow(policy: WeightUpdates, condition: Callable[[], bool]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(policy.run())
+        await until_async(condition, 20)
+        loop.cancel()
+
+
+async def start(policy: WeightUpdates, newest_batch: int = 10, timeout_s: float = 5.0) -> None:
+    await policy.start(newest_batch=newest_batch, timeout_s=timeout_s)
+
+
+async def test_engines_are_told_what_is_live_even_if_they_serve_it() -> None:
+    """A pool needs to know where the weights lie, for an engine that comes back later."""
+    engine = FlakyEngine(ServedWeights(version=3, digest="digest-3"))
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked) == (3, [3])
+
+
+async def test_a_restarted_engine_gets_the_announced_version_before_anything_else() -> None:
+    engine = FlakyEngine()
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked, engine.weights.version) == (3, [3], 3)
+
+
+async def test_another_digest_of_the_same_version_is_replaced() -> None:
+    engine = FlakyEngine(ServedWeights(version=3, digest="of another lineage"))
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert engine.asked == [3]
+
+
+async def test_engines_that_disagree_all_get_the_announced_version() -> None:
+    engine = FlakyEngine()
+    engine.disagrees = True
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked) == (3, [3])
+
+
+async def test_a_version_whose_announcement_was_lost_is_kept_but_not_counted() -> None:
+    engine = FlakyEngine(ServedWeights(version=4, digest="digest-4"))
+    policy = make_policy(engine, Announcements(published(3)))
+    await start(policy)
+    assert (policy.live, engine.asked) == (3, [])
+
+
+async def test_weights_of_another_run_are_refused() -> None:
+    engine = FlakyEngine(ServedWeights(version=4, digest="x"))
+    with pytest.raises(UserError, match="serve version 4 but the run has only made 0 batches"):
+        await start(make_policy(engine, Announcements()), newest_batch=0)
+
+
+async def test_engines_that_never_take_the_weights_end_the_start() -> None:
+    engine = FlakyEngine()
+    engine.num_refusals = 1000
+    with pytest.raises(PeerLostError, match=r"within 0\.3 s"):
+        await start(make_policy(engine, Announcements(published(1))), timeout_s=0.3)
+
+
+async def test_engines_that_disagree_without_an_announcement_end_the_start() -> None:
+    engine = FlakyEngine()
+    engine.disagrees = True
+    with pytest.raises(PeerLostError, match="versions 0 and 3"):
+        await start(make_policy(engine, Announcements()))
+
+
+async def test_a_refused_version_is_retried_and_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    engine, source, live = FlakyEngine(), Announcements(), list[int]()
+    policy = make_policy(engine, source, live)
+    engine.num_refusals = 3
+    versions_while_trying = []
+    engine.before_apply = lambda: versions_while_trying.append(policy.live)
+    source.announce(1)
+    await follow(policy, lambda: policy.live == 1)
+    assert versions_while_trying == [0, 0, 0, 0]
+    assert live == [1]
+
+
+async def test_versions_in_between_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    engine.num_refusals = 1
+    engine.before_apply = lambda: source.announce(5)
+    source.announce(1)
+    await follow(policy, lambda: policy.live == 5)
+    assert engine.asked == [1, 5]
+
+
+async def test_an_engine_that_hangs_is_given_up_after_its_deadline() -> None:
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    engine.hangs = True
+    source.announce(1)
+    await follow(policy, lambda: len(engine.asked) >= 2)
+    assert policy.live == 0
+
+
+async def test_health_says_which_engine_holds_up_a_version_and_why() -> None:
+    engine, source, health = FlakyEngine(), Announcements(), Health("orchestrator", 60)
+    policy = WeightUpdates(engine, source, health, update_timeout_s=0.2, on_live=lambda: None)
+    engine.num_refusals = 3
+    source.announce(1)
+    said = []
+    await follow(policy, lambda: said.append(health.waits) or policy.live == 1)
+    assert "policy: the engines to serve version 1 (the shard is torn)" in said
+    assert health.waits == ""
+
+
+async def test_the_end_of_an_outage_ends_the_pause_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 1000.0)
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    engine.num_refusals = 1
+    engine.availability.lost("killed")
+    source.announce(1)
+
+    def is_over() -> bool:
+        if engine.asked:
+            engine.availability.restored()
+        return policy.live == 1
+
+    await follow(policy, is_over)
+    assert engine.asked == [1, 1]
+
+
+async def test_engines_that_fail_while_the_policy_starts_are_brought_back() -> None:
+    engine = FlakyEngine()
+    engine.num_refusals = 1000
+
+    async def tend() -> None:
+        engine.num_refusals = 0
+        await asyncio.Event().wait()
+
+    engine.tend = tend
+    policy = make_policy(engine, Announcements(published(1)))
+    await start(policy)
+    assert policy.live == 1
+    assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
+
+
+async def test_engines_are_tended_while_the_policy_runs() -> None:
+    engine = FlakyEngine()
+    tended = asyncio.Event()
+
+    async def tend() -> None:
+        tended.set()
+
+    engine.tend = tend
+    await follow(make_policy(engine, Announcements()), tended.is_set)
+
+
+MANY_TURNS = 50
+"""Turns of the loop in which the policy would have applied the weights."""
+
+
+async def test_newer_weights_wait_until_the_version_is_no_longer_pinned() -> None:
+    engine, source = FlakyEngine(), Announcements()
+    policy = make_policy(engine, source)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(policy.run())
+        async with policy.pinned() as version:
+            source.announce(1)
+            for _ in range(MANY_TURNS):
+                await asyncio.sleep(0)
+            assert (version, policy.live, engine.asked) == (0, 0, [])
+        await until_async(lambda: policy.live == 1)
+        following.cancel()
+    assert engine.asked == [1]

@@ -1,0 +1,138 @@
+"""Where a run continues: derived from outbox and state, whatever instant the kill came at."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.batches.batcher import BatchWriter
+from orchestrator.data.curriculum import Curricula
+from orchestrator.data.examples import EnvShare
+from orchestrator.errors import StateMismatchError
+from orchestrator.orchestrator import open_outbox
+from orchestrator.records.history import HISTORY_NAME, History
+from orchestrator.records.ledger import LEDGER_NAME, Ledger, read_ledger
+from orchestrator.records.rollout_log import RolloutLog
+from orchestrator.records.state import BatchState, describe_order, load_state, save_state
+from orchestrator.records.state import resume as resume_from
+from orchestrator.values.batch import AssembledBatch
+from runtime.errors import UserError
+from runtime.run_dir.run_dir import RunDir
+from tests.orchestrator.builders import make_scored, make_ticket
+from transport.outbox.outbox import Outbox, batch_path
+from transport.wire.ledger import CompletedPositions, tally
+
+ORDER = describe_order(0, [EnvShare("copy", 40, 1.0)])
+STATE = BatchState(run_id="run", order=ORDER, step=5, begin=70, end=93)
+
+
+def resume(state: BatchState | None, next_step: int, *, run_id: str = "run", order: str = ORDER) -> CompletedPositions:
+    return resume_from(state, next_step, run_id=run_id, order=order)
+
+
+def test_a_fresh_run_begins_at_the_beginning() -> None:
+    assert resume(None, 1) == CompletedPositions()
+
+
+def test_a_batch_that_is_durable_is_never_cut_again() -> None:
+    assert resume(STATE, next_step=6) == CompletedPositions(93)
+
+
+def test_a_batch_that_is_not_durable_is_cut_again_from_its_beginning() -> None:
+    assert resume(STATE, next_step=5) == CompletedPositions(70)
+
+
+@pytest.mark.parametrize("next_step", [1, 4, 7])
+def test_state_and_outbox_of_different_runs_are_refused(next_step: int) -> None:
+    with pytest.raises(StateMismatchError, match=f"expects batch {next_step}"):
+        resume(STATE, next_step)
+
+
+def test_batches_without_a_state_are_refused() -> None:
+    with pytest.raises(StateMismatchError, match="up to 3 but no state"):
+        resume(None, 4)
+
+
+def test_another_order_is_refused_and_both_are_named() -> None:
+    with pytest.raises(StateMismatchError, match=r"started with seed 0.*now it has seed 1"):
+        resume(STATE, 6, order=describe_order(1, [EnvShare("copy", 40, 1.0)]))
+
+
+def test_the_state_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "orchestrator.json"
+    assert load_state(path) is None
+    save_state(path, STATE)
+    assert load_state(path) == STATE
+    path.write_text("{")
+    with pytest.raises(StateMismatchError, match="cannot read"):
+        load_state(path)
+
+
+class Run:
+    """The durable side of an orchestrator, opened from disk as after a start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state_path = folder / "state.json"
+        self.outbox = Outbox(folder / "outbox", "run")
+        self.done = resume_from(load_state(self.state_path), self.outbox.next_step, run_id="run", order=ORDER)
+        self.ledger = Ledger(folder / LEDGER_NAME, self.done)
+        history = History(folder / HISTORY_NAME, self.outbox.next_step, Curricula())
+        self.writer = BatchWriter("run", ORDER, self.done, self.state_path, self.ledger, history, RolloutLog(None))
+
+    @property
+    def cursor(self) -> int:
+        return self.done.cursor
+
+    def next_cut(self) -> AssembledBatch:
+        """A filtered group, then one that ships: two positions per batch."""
+        for seq in (self.cursor, self.cursor + 1):
+            self.ledger.dispatched(make_ticket(seq, size=2))
+        groups = (make_scored(0, self.cursor, 2), make_scored(2, self.cursor + 1, 2))
+        return AssembledBatch(self.outbox.next_step, groups, CompletedPositions(self.cursor + 2))
+
+    def cut(self, *, kill_after: str = "") -> None:
+        """Write batch N in the order of `state.py`, up to the instant of the kill."""
+        cut = self.next_cut()
+        if kill_after == "dispatch":
+            return
+        self.ledger.settled(cut)
+        if kill_after == "ledger":
+            self.ledger.flush()
+            return
+        batch = self.writer.prepare(cut)
+        if kill_after == "state":
+            return
+        self.outbox.put(batch)
+        self.done = self.writer.done = cut.done
+
+
+@pytest.mark.parametrize("kill_after", ["dispatch", "ledger", "state", "outbox"])
+def test_a_kill_at_any_instant_of_a_cut_loses_no_position_and_repeats_none(tmp_path: Path, kill_after: str) -> None:
+    first = Run(tmp_path)
+    first.cut()
+    first.cut(kill_after=kill_after)
+    second = Run(tmp_path)
+    assert second.outbox.next_step == (3 if kill_after == "outbox" else 2)
+    assert second.cursor == (4 if kill_after == "outbox" else 2)
+    while second.outbox.next_step <= 3:
+        second.cut()
+    second.ledger.close()
+    groups = [second.outbox.manifest(step).num_samples for step in second.outbox.steps()]
+    assert groups == [2, 2, 2]
+    result = tally(read_ledger(tmp_path / LEDGER_NAME))
+    assert result.balances, result.problems
+    assert {state: count for state, count in result.states.items() if "@" in state} == {
+        "trained@1": 2,
+        "trained@2": 2,
+        "trained@3": 2,
+    }
+    assert result.states["cancelled"] == (0 if kill_after == "outbox" else 4)
+
+
+def test_batches_of_another_version_are_a_users_mistake_that_no_restart_mends(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "golden")
+    run_dir.outbox.mkdir(parents=True)
+    older = Path(__file__).parents[2] / "golden" / "schema_2" / "batch.batch"
+    shutil.copy(older, batch_path(run_dir.outbox, 12))
+    with pytest.raises(UserError, match="schema version 2, this tandem-rl has 3: go on with the tandem-rl that wrote"):
+        open_outbox(run_dir, "golden")

@@ -1,0 +1,294 @@
+"""From a command line to a config, and every mistake as one line that names the key."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from runtime.config.config import Config, RunConfig, ServiceConfig, load_config, parse_config, resolved_json
+from runtime.config.keys import config_keys, get_value, key_of, merge, set_value
+from runtime.config.validation_errors import nearest_key
+from runtime.errors import UserError
+
+
+class Optimizer(Config):
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay."""
+
+
+class Model(Config):
+    path: Path
+    """Folder."""
+    seq_len: int = 1024
+    """Tokens."""
+
+
+class Clip(Config):
+    type: Literal["clip"] = "clip"
+    """Tag."""
+    low: float = 0.2
+    """Bound."""
+
+
+class Plain(Config):
+    type: Literal["plain"] = "plain"
+    """Tag."""
+    scale: float = 1.0
+    """Factor."""
+
+
+class Env(Config):
+    id: str
+    """Id."""
+    group_size: int = 8
+    """Size."""
+
+
+class Example(ServiceConfig):
+    """An example."""
+
+    model: Model
+    """Model."""
+    optimizer: Optimizer = Optimizer()
+    """Optimizer."""
+    loss: Annotated[Clip | Plain, Field(discriminator="type")] = Clip()
+    """Loss."""
+    envs: tuple[Env, ...] = ()
+    """Envs."""
+    pools: tuple[Env, ...] = Field((Env(id="x"),), min_length=1)
+    """More envs."""
+    urls: tuple[str, ...] = ()
+    """URLs."""
+    max_steps: int | None = None
+    """Steps."""
+
+    @property
+    def doubled(self) -> int:
+        return 2 * (self.max_steps or 0)
+
+
+GOOD = ["--model.path", "m"]
+
+
+def load(*argv: str) -> Example:
+    return load_config(Example, argv, prog="example")
+
+
+def error_of(*argv: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(*argv)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_flags_win_over_later_and_earlier_files(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text('max_steps = 1\n[model]\npath = "m"\nseq_len = 5\n')
+    second.write_text("max_steps = 2\n")
+    config = load("@", str(first), "@", str(second), "--model.seq-len", "7")
+    assert (config.max_steps, config.model.seq_len, config.model.path) == (2, 7, Path("m"))
+
+
+def test_path_is_relative_to_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[model]\npath = "models/tiny"\n')
+    assert load("@", str(tmp_path / "a.toml")).model.path == Path("models/tiny")
+
+
+@pytest.mark.parametrize("value", ["http://a,http://b", '["http://a", "http://b"]', "http://a, http://b"])
+def test_sequences_can_be_given_on_the_command_line(value: str) -> None:
+    assert load(*GOOD, "--urls", value).urls == ("http://a", "http://b")
+
+
+def test_sequence_of_tables_can_be_given_as_json() -> None:
+    assert load(*GOOD, "--envs", '[{"id": "x", "group_size": 3}]').envs == (Env(id="x", group_size=3),)
+
+
+def test_snake_case_flags_work_too() -> None:
+    assert load(*GOOD, "--max_steps", "3").doubled == 6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("run.nme", "run.name"),
+        ("run.d", "run.dir"),
+        ("lr", "optimizer.lr"),
+        ("seqlen", "model.seq_len"),
+        ("optimizer.learning_rate", "optimizer.lr"),
+        ("max_step", "max_steps"),
+        ("loss.lo", "loss.low"),
+    ],
+)
+def test_unknown_key_is_answered_with_the_nearest(wrong: str, nearest: str) -> None:
+    assert error_of(*GOOD, f"--{wrong}", "1") == f"unknown key {wrong}; did you mean {nearest}?"
+
+
+def test_key_unlike_any_other_still_gets_a_suggestion() -> None:
+    assert "unknown key q; did you mean " in error_of(*GOOD, "--q", "1")
+
+
+def test_several_wrong_keys_are_all_named() -> None:
+    message = error_of(*GOOD, "--lr", "1", "--run.nme", "x", "--max-steps", "many")
+    assert "unknown key lr" in message
+    assert "unknown key run.nme" in message
+    assert "max_steps: Input should be a valid integer" in message
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "model.path is required"),
+        ([*GOOD, "--max-steps", "x"], "max_steps: .*integer.*got 'x'"),
+        ([*GOOD, "--optimizer.lr", "-1"], "optimizer.lr: .*greater than 0.*got '-1'"),
+        ([*GOOD, "--max-steps"], "--max-steps requires a value"),
+        ([*GOOD, "--optimizer", "3"], "--optimizer is a config group"),
+        ([*GOOD, "stray"], "stray; a key is set as --key value, a file given as @ FILE$"),
+        ([*GOOD, "--envs.0.id", "x"], r"^envs is a list: in a file \[\[envs\]\] begins an entry, a flag .* as JSON$"),
+        ([*GOOD, "--urls.0", "x"], r"^urls is a list: in a file urls = \[\.\.\.\] gives it, a flag .* as JSON$"),
+        (["x.toml"], "x.toml is no command of `example`; a config file is given as `example @ FILE`"),
+        ([*GOOD, "--optimizer.lr", "inf"], "optimizer.lr: .*finite.*got 'inf'"),
+        ([*GOOD, "--loss.scale", "2"], "^loss.scale does not go with loss.type = 'clip'$"),
+        ([*GOOD, "--pools", '[{"idd": "a"}]'], r"^pools\[0\].id is required; unknown key pools\[0\].idd; did .*\?$"),
+        ([*GOOD, "--pools", "[]"], "^pools: .*at least 1 item"),
+        ([*GOOD, "--loss.type", "huber"], "loss: .*'huber'.*'clip'"),
+        ([*GOOD, "--envs", '[{"id": 1'], "envs is not valid JSON"),
+        ([*GOOD, "--run.name", "../up"], "run.name: .*got '../up'"),
+        ([*GOOD, "--log.level", "LOUD"], "log.level: .*'INFO'.*got 'LOUD'"),
+        ([*GOOD, "@", "no/such.toml"], "Config file not found: no/such.toml"),
+        ([*GOOD, "@", "/"], "cannot read the config|Unsupported file type"),
+        ([*GOOD, "@"], "@ must be followed"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_key(argv: list[str], expected: str) -> None:
+    assert re.search(expected, error_of(*argv))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model = 3", "model: expected a table, got 3"),
+        ("log = []", "log: expected a table, got []"),
+        ('model.path = "m"\nenvs = [{id = "a"}, {idd = "b"}]', "unknown key envs[1].idd; did you mean envs[].id?"),
+        ('model.path = "m"\n[loss]\ntype = "clip"\nlw = 3', "unknown key loss.lw; did you mean loss.low?"),
+        ("model.path =", "Invalid TOML"),
+        ('model.path = "\xff"', "cannot read the config: 'utf-8' codec"),
+    ],
+)
+def test_mistakes_in_a_file_name_the_key(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    assert expected in error_of("@", str(path))
+
+
+def test_a_file_that_holds_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1, 2]")
+    assert "a file must hold a table of keys" in error_of("@", str(tmp_path / "list.json"))
+
+
+def test_long_values_are_cut(tmp_path: Path) -> None:
+    assert len(error_of(*GOOD, "--max-steps", "9" * 3 + "x" * 5000)) < 300
+
+
+def test_dry_run_prints_a_config_that_loads_to_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(*GOOD, "--max-steps", "3", "--dry-run")
+    assert ended.value.code == 0
+    (tmp_path / "resolved.json").write_text(capsys.readouterr().out)
+    assert load("@", str(tmp_path / "resolved.json")) == load(*GOOD, "--max-steps", "3")
+
+
+def test_resolved_config_shows_defaults() -> None:
+    resolved = json.loads(resolved_json(load(*GOOD)))
+    assert resolved["stall_timeout_s"] == 900.0
+    assert resolved["model"] == {"path": "m", "seq_len": 1024}
+
+
+def test_values_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load(*GOOD).max_steps = 3
+
+
+def test_plain_configs_parse_as_well() -> None:
+    assert parse_config(Model, ["--path", "p"], prog="x").path == Path("p")
+
+
+def test_keys_are_listed_with_their_tables() -> None:
+    names = [key.name for key in config_keys(Example)]
+    assert {"run", "run.name", "loss.low", "loss.scale", "envs[].group_size", "urls"} <= set(names)
+    assert names.index("run") < names.index("run.name")
+    assert {key.name for key in config_keys(Example) if key.is_table} >= {"run", "loss", "envs"}
+
+
+@pytest.mark.parametrize(
+    ("location", "key"),
+    [
+        (("envs", 0, "id"), "envs[0].id"),
+        (("loss", "clip", "low"), "loss.low"),
+        (("loss", "clip", "unknown"), "loss.unknown"),
+        (("model",), "model"),
+        ((), ""),
+    ],
+)
+def test_locations_become_keys(location: tuple[int | str, ...], key: str) -> None:
+    assert key_of(location, Example) == key
+
+
+def test_nearest_key_prefers_the_whole_name() -> None:
+    assert nearest_key("trainer.sed", ["seed", "trainer.seed", "orchestrator.seed"]) == "trainer.seed"
+
+
+class Door(Config):
+    """Has a default of its own."""
+
+    port: int = 0
+    """Port."""
+    host: str = "a"
+    """Host."""
+
+
+class House(Config):
+    """Sets another default for its door."""
+
+    door: Door = Door(port=80)
+    """The door."""
+
+
+def test_table_that_is_given_in_part_keeps_the_default_of_its_field() -> None:
+    assert parse_config(House, ["--door.host", "b"], prog="house").door == Door(port=80, host="b")
+    assert parse_config(House, ["--door.port", "1"], prog="house").door == Door(port=1)
+
+
+class Inner(Config):
+    run: RunConfig = RunConfig(name="inner")
+    """Run."""
+
+
+class Outer(Config):
+    inner: Inner = Inner()
+    """Inner."""
+    needed: int
+    """Needed."""
+
+
+def test_tree_values_fall_back_to_defaults() -> None:
+    assert get_value({"inner": {"run": {"name": "x"}}}, Outer, "inner.run.name") == "x"
+    assert get_value({"inner": {"run": {}}}, Outer, "inner.run.name") == "default"
+    assert get_value({"inner": {}}, Outer, "inner.run.name") == "inner"
+    assert get_value({}, Outer, "inner.run.name") == "inner"
+    assert get_value({}, None, "inner.run.name") is None
+    assert get_value({}, Outer, "needed") is None
+    assert get_value({"inner": 3}, Outer, "inner.run") is None
+
+
+def test_tree_functions_do_not_change_their_arguments() -> None:
+    data: dict[str, object] = {"a": {"b": 1}, "x": 3}
+    assert merge(data, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}, "x": 3}
+    assert set_value(data, "a.d.e", 5) == {"a": {"b": 1, "d": {"e": 5}}, "x": 3}
+    assert set_value(data, "x.y", 5) == data
+    assert data == {"a": {"b": 1}, "x": 3}

@@ -1,0 +1,166 @@
+"""What a critic makes of a batch, and its gradient and the actor's, however split: against float64 code."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tests.support.ranks import GradientRecorder, RankRun, relative_error
+from tests.trainer.critic.critic_cases import CPU, CRITIC_CASES, PlainCritic, critic_samples, train_critic_case
+from tests.trainer.rank_worker import part_name
+from tests.trainer.scenarios import SEQ_LEN, make_manifest, save_tiny_model
+from trainer.config.model import CriticConfig, ModelConfig
+from trainer.critic.credit import ACTION, NO_ACTION, STEP_START
+from trainer.critic.critic import CriticLearner, load_critic
+from trainer.critic.values import Assessment, estimate_values, token_roles
+from trainer.errors import CriticMismatch, ModelUnusable
+from trainer.images.samples import check_image_samples
+from trainer.model.policy import Policy
+from trainer.planning.layout import Layout
+from trainer.planning.pack import pack, pack_mini_batch
+from trainer.planning.plan import plan_step
+from transport.wire.sample import TrainingSample
+from transport.wire.tensor import EncodedTensor
+
+
+def assess_alone(policy: Policy, bare_model_path: Path, samples: list[TrainingSample], **config: object) -> Assessment:
+    critic_config = CriticConfig(**config)  # type: ignore[arg-type]
+    critic = load_critic(critic_config, ModelConfig(path=bare_model_path, seq_len=SEQ_LEN), policy, CPU)
+    learner = CriticLearner(critic, GradientRecorder(critic), critic_config, 1.0)
+    manifest = make_manifest(samples)
+    plan = plan_step(manifest, Layout(0, 1, SEQ_LEN, SEQ_LEN))
+    by_row = check_image_samples(dict(enumerate(samples)), None, SEQ_LEN).samples
+    return estimate_values(learner, policy, manifest, pack_mini_batch(plan, 0, 0, by_row), by_row)
+
+
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+def test_a_new_critic_values_everything_at_0_so_that_returns_are_discounted_rewards(
+    trunk: str, policy: Policy, bare_model_path: Path
+) -> None:
+    sample = critic_samples()[1]
+    found = assess_alone(policy, bare_model_path, [sample], trunk=trunk, gamma=0.5, lam=1.0)
+    assert not found.values.any()
+    expected = sample.reward * 0.5 ** np.arange(sample.num_loss_tokens)[::-1]
+    np.testing.assert_allclose(found.credit.returns, expected)
+
+
+def test_samples_carry_the_advantages_of_their_tokens_and_nothing_elsewhere(
+    policy: Policy, bare_model_path: Path
+) -> None:
+    samples = critic_samples()
+    found = assess_alone(policy, bare_model_path, samples, normalize_advantages=False, lam=1.0)
+    by_row = check_image_samples(dict(enumerate(samples)), None, SEQ_LEN).samples
+    changed = found.with_advantages(by_row)
+    for row, sample in by_row.items():
+        advantages = changed[row].advantages
+        assert isinstance(advantages, EncodedTensor)
+        trained = sample.loss_mask.numpy().copy()
+        if sample.rl_weights is not None:
+            trained &= sample.rl_weights.numpy() != 0
+        np.testing.assert_allclose(advantages.numpy()[trained], sample.reward, rtol=1e-6)
+        assert not advantages.numpy()[~trained].any()
+
+
+def test_a_gap_or_a_token_that_is_not_rl_ends_a_step() -> None:
+    sample = critic_samples()[1]
+    mask = np.array([0, 0, 1, 1, 0, 1, 1, 1], dtype=np.bool_)
+    weights = np.array([1, 1, 1, 1, 1, 1, 0, 1], dtype=np.float32)
+    changed = msgspec.structs.replace(sample, loss_mask=EncodedTensor.of(mask), rl_weights=EncodedTensor.of(weights))
+    roles = token_roles(pack([changed, changed], [0, 0], [0, 1]))
+    assert roles.tolist() == [STEP_START, ACTION, STEP_START, NO_ACTION, STEP_START] * 2
+
+
+def test_an_advantage_with_a_baseline_is_refused_with_what_to_change(policy: Policy, bare_model_path: Path) -> None:
+    samples = critic_samples()
+    samples[2] = msgspec.structs.replace(samples[2], advantages=0.25)
+    with pytest.raises(CriticMismatch, match=r"row 2 .*'copy'.*advantage.type to 'ppo'"):
+        assess_alone(policy, bare_model_path, samples)
+    samples[2] = msgspec.structs.replace(samples[2], rl_weights=EncodedTensor.of(np.zeros(17, dtype=np.float32)))
+    assess_alone(policy, bare_model_path, samples)  # supervised samples have no advantage to speak of
+
+
+def test_trajectories_with_two_rewards_and_batches_without_actions_are_refused(
+    policy: Policy, bare_model_path: Path
+) -> None:
+    samples = critic_samples()
+    samples[2] = msgspec.structs.replace(samples[2], reward=7.0, advantages=7.0)
+    with pytest.raises(CriticMismatch, match="another reward than the rest of its trajectory"):
+        assess_alone(policy, bare_model_path, samples)
+    supervised = [
+        msgspec.structs.replace(
+            sample,
+            rl_weights=EncodedTensor.of(np.zeros(sample.num_tokens, dtype=np.float32)),
+            ce_weights=EncodedTensor.of(np.ones(sample.num_tokens, dtype=np.float32)),
+        )
+        for sample in critic_samples()
+    ]
+    with pytest.raises(CriticMismatch, match="no `rl` token"):
+        assess_alone(policy, bare_model_path, supervised)
+
+
+def test_a_critic_that_does_not_know_the_policys_tokens_is_refused(policy: Policy, tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "small", vocab_size=32)
+    with pytest.raises(ModelUnusable, match="knows 32 tokens, the policy 64"):
+        load_critic(CriticConfig(path=path), ModelConfig(path=tmp_path, seq_len=SEQ_LEN), policy, CPU)
+
+
+def test_an_own_critic_has_no_language_head_and_a_shared_one_no_trunk(policy: Policy, bare_model_path: Path) -> None:
+    model = ModelConfig(path=bare_model_path, seq_len=SEQ_LEN)
+    own = load_critic(CriticConfig(), model, policy, CPU)
+    assert {name.split(".")[0] for name, _ in own.named_parameters()} == {"trunk", "value_head"}
+    assert not any("lm_head" in name for name, _ in own.named_parameters())
+    shared = load_critic(CriticConfig(trunk="shared"), model, policy, torch.device("cpu"))
+    assert [name for name, _ in shared.named_parameters()] == ["value_head.weight", "value_head.bias"]
+
+
+def test_a_path_on_a_shared_trunk_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"critic\.path is for a trunk"):
+        CriticConfig(trunk="shared", path=tmp_path)
+
+
+PARTS = [(name, index) for name, case in CRITIC_CASES.items() for index in range(case.mini_batches)]
+each_case = pytest.mark.parametrize("name", CRITIC_CASES)
+each_part = pytest.mark.parametrize(("name", "mini_batch"), PARTS, ids=[part_name(*part) for part in PARTS])
+
+
+@pytest.fixture(scope="module")
+def plain(bare_model_path: Path) -> dict[str, PlainCritic]:
+    return {name: PlainCritic(bare_model_path, case) for name, case in CRITIC_CASES.items()}
+
+
+@each_case
+def test_plain_process_has_the_gradients_of_the_reference(
+    name: str, policy: Policy, bare_model_path: Path, plain: dict[str, PlainCritic]
+) -> None:
+    results = train_critic_case(policy, bare_model_path, CRITIC_CASES[name], 0, 1, None)
+    for mini_batch, (report, gradients) in enumerate(results):
+        policy_loss, value_loss, expected = plain[name].gradients(mini_batch)
+        assert report.metrics["loss"] == pytest.approx(policy_loss, rel=1e-5)
+        assert report.metrics["loss/value"] == pytest.approx(value_loss, rel=1e-5)
+        assert 0 < report.metrics["is_value_clipped/all/mean"] < 1
+        assert relative_error(gradients, expected, "policy.") < 1e-5
+        assert relative_error(gradients, expected, "critic.") < 1e-5
+
+
+@pytest.mark.integration
+@each_part
+def test_ranks_have_the_gradients_of_the_reference(
+    name: str, mini_batch: int, rank_run: RankRun, plain: dict[str, PlainCritic]
+) -> None:
+    policy_loss, value_loss, expected = plain[name].gradients(mini_batch)
+    key = f"critic, {part_name(name, mini_batch)}"
+    result = rank_run.results()[key]
+    assert result["loss"] == pytest.approx(policy_loss, rel=1e-5)
+    assert result["metrics"]["loss/value"] == pytest.approx(value_loss, rel=1e-5)
+    assert relative_error(rank_run.gradients(key), expected, "policy.") < 1e-5
+    assert relative_error(rank_run.gradients(key), expected, "critic.") < 1e-5
+
+
+@pytest.mark.integration
+def test_ranks_agree_on_the_metrics_of_the_critic(rank_run: RankRun) -> None:
+    for name in CRITIC_CASES:
+        metrics = [rank_run.results(rank)[f"critic, {name}"]["metrics"] for rank in range(rank_run.world_size)]
+        for key in ("loss/value", "explained_variance/all", "value/all/mean", "return/copy/std", "critic/grad_norm"):
+            assert len({each[key] for each in metrics}) == 1, key

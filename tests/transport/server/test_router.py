@@ -1,0 +1,187 @@
+"""Peers that send garbage, floods or other versions get nothing, harm nobody, and are named in one log line."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from tests.support.fakes import Served
+from tests.support.waiting import until, until_async
+from tests.transport.samples import RUN, make_batch
+from transport.client.client import BatchClient
+from transport.outbox.outbox import Outbox
+from transport.server.router import Reason, Rejections, Router, one_line
+from transport.wire.codec import decode_server_message, encode, int32
+from transport.wire.manifest import SCHEMA_VERSION
+from transport.wire.messages import (
+    Failure,
+    GetManifest,
+    GetSamples,
+    Hello,
+    Limits,
+    Ping,
+    Refusal,
+    Samples,
+    ServerMessage,
+    Stranger,
+    Trained,
+    Welcome,
+)
+from transport.wire.tensor import EncodedTensor
+
+HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=1, last_committed=0)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(Outbox(tmp_path, RUN), park_s=0.1) as served:
+        served.call(served.server.publish(make_batch(1)))
+        yield served
+
+
+@pytest.fixture
+def peer(served: Served) -> Iterator[zmq.Socket[bytes]]:
+    """A bare DEALER, as hostile as the test makes it."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.rcvtimeo = 5000
+        socket.connect(served.endpoint)
+        yield socket
+
+
+def ask(peer: zmq.Socket[bytes], message: msgspec.Struct) -> ServerMessage:
+    peer.send(encode(message))
+    return decode_server_message(peer.recv_multipart()[0])
+
+
+def assert_serves(served: Served) -> None:
+    with BatchClient(served.endpoint, RUN, connect_timeout_s=10, lost_timeout_s=10) as client:
+        assert len(client.samples(make_batch(1).manifest, range(8))) == 8
+
+
+def test_garbage_is_counted_logged_once_and_dropped(
+    served: Served, peer: zmq.Socket[bytes], warnings_seen: list[str]
+) -> None:
+    noise = random.Random(1)
+    for _ in range(500):
+        peer.send(noise.randbytes(noise.randrange(100)))
+        peer.send_multipart([noise.randbytes(3) for _ in range(noise.randrange(2, 5))])
+    until(lambda: served.server.rejections().get("garbage") == 1000)
+    assert_serves(served)
+    assert [line.count("rejected garbage from 127.0.0.1") for line in warnings_seen] == [1]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GetSamples(seq=2, step=1, indices=int32([8])),
+        GetSamples(seq=2, step=1, indices=int32([-1])),
+        GetSamples(seq=2, step=99, indices=int32([0])),
+        GetSamples(seq=2, step=1, indices=EncodedTensor("int64", (1,), memoryview(bytes(8)))),
+        GetSamples(seq=2, step=1, indices=EncodedTensor("int32", (3,), memoryview(bytes(4)))),
+        GetSamples(seq=2, step=1, indices=EncodedTensor("int32", (1, 1), memoryview(bytes(4)))),
+        GetSamples(seq=2, step=2**62, indices=int32([0])),
+        GetManifest(seq=2, step=-5),
+        GetManifest(seq=2, step=2**62),
+        Trained(seq=2, step=2**62),
+    ],
+)
+def test_absurd_requests_fail_with_a_reason(served: Served, peer: zmq.Socket[bytes], message: msgspec.Struct) -> None:
+    assert isinstance(ask(peer, HELLO), Welcome)
+    assert isinstance(ask(peer, message), Failure)
+    assert served.server.last_trained == 0
+
+
+def test_empty_request_for_rows_is_served(served: Served, peer: zmq.Socket[bytes]) -> None:
+    ask(peer, HELLO)
+    assert isinstance(ask(peer, GetSamples(seq=2, step=1, indices=int32([]))), Samples)
+
+
+def test_a_stranger_gets_no_batch(served: Served, peer: zmq.Socket[bytes]) -> None:
+    for message in (GetManifest(seq=7, step=1), GetSamples(seq=7, step=1, indices=int32([0])), Ping(seq=7)):
+        assert ask(peer, message) == Stranger(seq=7)
+
+
+@pytest.mark.parametrize("changes", [{"rank": -1}, {"rank": 1}, {"world_size": 10**9}, {"last_committed": -1}])
+def test_absurd_greetings_are_refused(served: Served, peer: zmq.Socket[bytes], changes: dict[str, int]) -> None:
+    assert isinstance(ask(peer, msgspec.structs.replace(HELLO, **changes)), Refusal)
+    assert served.server.peers() == ()
+
+
+def test_future_greeting_with_unknown_fields_is_refused_naming_both(served: Served, peer: zmq.Socket[bytes]) -> None:
+    future = msgspec.msgpack.decode(encode(HELLO)) | {"schema_version": SCHEMA_VERSION + 1, "colours": ["new"]}
+    peer.send(msgspec.msgpack.encode(future))
+    reply = decode_server_message(peer.recv())
+    assert isinstance(reply, Refusal)
+    assert reply.schema_version == SCHEMA_VERSION
+    assert served.server.rejections() == {"schema": 1}
+
+
+def test_requests_without_reading_the_answers_do_not_fill_memory(served: Served, peer: zmq.Socket[bytes]) -> None:
+    """A greedy peer's second request is dropped while the first is served; it cannot pile up replies."""
+    ask(peer, HELLO)
+    for seq in range(2, 1002):
+        peer.send(encode(GetSamples(seq=seq, step=1, indices=int32(list(range(8))))))
+    until(lambda: served.server.rejections().get("busy", 0) > 100)
+    assert_serves(served)
+
+
+def test_flood_of_greetings_is_answered_in_turn_and_logged_once(
+    served: Served, peer: zmq.Socket[bytes], log_lines: list[str]
+) -> None:
+    for seq in range(1, 301):
+        assert ask(peer, msgspec.structs.replace(HELLO, seq=seq)).seq == seq
+    assert len(served.server.peers()) == 1
+    assert len([line for line in log_lines if "is here" in line]) == 1
+
+
+def test_rejections_of_many_peers_stay_bounded(warnings_seen: list[str]) -> None:
+    rejections = Rejections(max_peers=10)
+    for number in range(100):
+        for _ in range(5):
+            rejections.add(Reason.GARBAGE, f"10.0.0.{number}", "noise")
+    assert rejections.counts() == {"garbage": 500}
+    assert len(warnings_seen) == 100
+    assert len(rejections._logged) == 10
+
+
+def test_what_a_peer_wrote_stays_on_one_line(warnings_seen: list[str]) -> None:
+    Rejections().add(Reason.RUN, "10.0.0.1", "run 'x\n2026 CRITICAL all is lost\x1b[2J" + "y" * 10_000)
+    (line,) = warnings_seen
+    assert "\n" not in line
+    assert len(line) < 450
+    assert one_line("a\r\n\x1b\u2028b") == "a????b"
+
+
+async def test_connection_that_said_nothing_is_counted_when_it_has_the_descriptor_of_one_that_spoke() -> None:
+    """The message of the first connection is looked at when its connection is gone and its descriptor is free."""
+    callers = [socket.socket() for _ in range(20)]
+    router = Router(None, Limits(), peer_timeout_s=5)
+    port = int(router.bind("tcp://127.0.0.1:0").rsplit(":", 1)[1])
+
+    def num_silent() -> int:
+        return router.rejections.counts().get(Reason.HANDSHAKE.value, 0)
+
+    async with asyncio.TaskGroup() as tasks:
+        guards = tasks.create_task(_guarded(router))
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.connect(f"tcp://127.0.0.1:{port}")
+            peer.send(encode(HELLO))
+        await until_async(lambda: num_silent() == 1)
+        assert await router.receive()
+        for caller in callers:
+            caller.connect(("127.0.0.1", port))
+            caller.close()
+        await until_async(lambda: num_silent() == 1 + len(callers))
+        guards.cancel()
+    router.close()
+
+
+async def _guarded(router: Router) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        router.start_guards(tasks)
