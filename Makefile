@@ -30,7 +30,7 @@ VLLM_TESTS := tests/inference/test_engine_contract.py tests/inference/test_image
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CODE := transport chat orchestrator trainer inference runtime viewer tandem_harness examples
 LINTED := $(CODE) tests benchmarks
-BENCHES := async_vs_sync engines lm_head multimodal packing pictures_in_flight scheduler trainer viewer weights wire
+BENCHES := async_vs_sync engines lm_head multimodal packing images_in_flight scheduler trainer viewer weights wire
 
 # Without bytecode every process compiles torch and transformers anew: imports take twice as long.
 unexport PYTHONDONTWRITEBYTECODE

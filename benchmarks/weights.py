@@ -87,7 +87,7 @@ def serve(channel: str, folder: Path) -> None:
             safetensors.torch.save_file(gathered, path)
             location = str(path)
         else:
-            location = publisher.publish(model, version).manifest_path
+            location = publisher.publish(model, version).location
         print(json.dumps({"location": location, "publish": time.monotonic() - started}), flush=True)
     publisher.close()
 

@@ -11,14 +11,14 @@ from transport.wire.tensor import EncodedTensor
 
 
 class ImagePatches(msgspec.Struct, frozen=True, eq=False, weakref=True, forbid_unknown_fields=True):
-    """Patches of pictures in the order of their placeholders. Shared, never copied: do not change the arrays."""
+    """Patches of images in the order of their placeholders. Shared, never copied: do not change the arrays."""
 
     digests: tuple[str, ...]
-    """Which pictures: one digest each."""
+    """Which images: one digest each."""
     pixel_values: EncodedTensor
-    """float32[P, D]: all patches of all pictures."""
+    """float32[P, D]: all patches of all images."""
     image_grid_thw: EncodedTensor
-    """int64[N, 3]: time, height and width of each picture, in patches."""
+    """int64[N, 3]: time, height and width of each image, in patches."""
 
     def __post_init__(self) -> None:
         for tensor in self.mm_kwargs.values():
@@ -31,17 +31,17 @@ class ImagePatches(msgspec.Struct, frozen=True, eq=False, weakref=True, forbid_u
 
     @property
     def num_patches(self) -> list[int]:
-        """Patches of each picture."""
+        """Patches of each image."""
         counts: list[int] = self.image_grid_thw.numpy().prod(axis=1).tolist()
         return counts
 
 
 ImageCache = WeakValueDictionary[tuple[str, ...], ImagePatches]
-"""Pictures that somebody holds, by their digests: equal digests are equal pictures. It keeps nothing alive."""
+"""Images that somebody holds, by their digests: equal digests are equal images. It keeps nothing alive."""
 
 
 def joined_patches(parts: list[ImagePatches]) -> ImagePatches:
-    """All pictures of `parts`, in order; the only one itself, without a copy."""
+    """All images of `parts`, in order; the only one itself, without a copy."""
     if len(parts) == 1:
         return parts[0]
     return ImagePatches(
@@ -78,10 +78,10 @@ class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `sampled`."""
     ref_logprobs: Floats | None = None
     """Log probability of every token under a teacher, 0 at position 0."""
-    pictures: ImagePatches | None = None
+    images: ImagePatches | None = None
     """What the model saw beside text, in the order of the tokens."""
     token_types: UInt8s | None = None
-    """1 where a token stands for a part of a picture; `None` without pictures. Sampled tokens are always 0."""
+    """1 where a token stands for a part of an image; `None` without images. Sampled tokens are always 0."""
 
     def __post_init__(self) -> None:
         arrays = (self.token_ids, self.sampled, self.logprobs, self.observed, self.ref_logprobs, self.token_types)

@@ -2,7 +2,7 @@
 
 
 class ImageError(ValueError):
-    """These messages cannot become a prompt: a picture that cannot be read, or text that pretends to be one."""
+    """These messages cannot become a prompt: an image that cannot be read, or text that pretends to be one."""
 
 
 class ChatTemplateError(ValueError):

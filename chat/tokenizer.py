@@ -35,7 +35,7 @@ class Tokenizer:
         self._core = core
         self._template = template
         self.images = images
-        """What turns pictures into patches and tokens; `None` for a model of text."""
+        """What turns images into patches and tokens; `None` for a model of text."""
         self.eos_ids = eos_ids
         """Ids that end a completion."""
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)

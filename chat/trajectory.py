@@ -11,7 +11,7 @@ Turns form a tree, a branch is a path to a leaf, and every sampled token is mark
 the first that holds it. So nothing is trained twice and nothing is lost, however the conversation forks. The same holds
 for `observed`: what the environment wrote between turns.
 
-Pictures are part of the tokens that a turn adds: a turn that extends another inherits its pictures with its tokens, so
+Images are part of the tokens that a turn adds: a turn that extends another inherits its images with its tokens, so
 none is lost and none is expanded twice.
 """
 
@@ -44,10 +44,10 @@ class Prompt:
     num_inherited: int
     """Leading tokens that are the parent's."""
     token_types: UInt8s
-    """1 where a token stands for a part of a picture."""
-    pictures: ImagePatches | None = None
-    """All pictures of the prompt, inherited ones first."""
-    added_pictures: tuple[ImagePatches, ...] = ()
+    """1 where a token stands for a part of an image."""
+    images: ImagePatches | None = None
+    """All images of the prompt, inherited ones first."""
+    added_images: tuple[ImagePatches, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Turn:
     versions: tuple[VersionSpan, ...]
     """Spans over `sampled_ids`."""
     added_types: UInt8s
-    pictures: tuple[ImagePatches, ...]
+    images: tuple[ImagePatches, ...]
     """Those among the added tokens."""
 
 
@@ -79,16 +79,16 @@ class Trajectory:
         return self._turns[-1].messages if self._turns else ()
 
     def prompt(
-        self, messages: Sequence[Message], tools: Tools = None, pictures: Mapping[str, ImagePatches] = NO_IMAGES
+        self, messages: Sequence[Message], tools: Tools = None, images: Mapping[str, ImagePatches] = NO_IMAGES
     ) -> Prompt:
-        """The prompt of the next turn; `pictures` has those that `messages` name. Raises `ChatTemplateError`, and
-        `ImageError` where pictures and placeholders do not agree."""
+        """The prompt of the next turn; `images` has those that `messages` name. Raises `ChatTemplateError`, and
+        `ImageError` where images and placeholders do not agree."""
         asked = tuple(normalized(message) for message in messages)
         parent = self._longest_prefix(asked)
         added = None if parent is None else self._added_ids(parent, asked, tools)
         if parent is None or added is None:
-            return self._root(asked, tools, pictures)
-        new = [pictures[digest] for digest in digests(asked[len(self._turns[parent].messages) :])]
+            return self._root(asked, tools, images)
+        new = [images[digest] for digest in digests(asked[len(self._turns[parent].messages) :])]
         added, types = self._expanded(added, new)
         path = self._turns_through(parent)
         inherited = _tokens(path)
@@ -98,8 +98,8 @@ class Trajectory:
             parent=parent,
             num_inherited=len(inherited),
             token_types=np.concatenate((_types(path), types)),
-            pictures=self._joined([*(part for turn in path for part in turn.pictures), *new]),
-            added_pictures=tuple(new),
+            images=self._joined([*(part for turn in path for part in turn.images), *new]),
+            added_images=tuple(new),
         )
 
     def record(self, prompt: Prompt, reply: GenerateReply) -> str:
@@ -115,7 +115,7 @@ class Trajectory:
                 logprobs=reply.logprobs.numpy(),
                 versions=reply.versions,
                 added_types=prompt.token_types[prompt.num_inherited :],
-                pictures=prompt.added_pictures,
+                images=prompt.added_images,
             )
         )
         return text
@@ -128,13 +128,13 @@ class Trajectory:
         branches = []
         for leaf in leaves:
             path = self._path(leaf)
-            pictures = self._joined([part for index in path for part in self._turns[index].pictures])
-            branches.append(_branch([(self._turns[index], index not in owned) for index in path], pictures))
+            images = self._joined([part for index in path for part in self._turns[index].images])
+            branches.append(_branch([(self._turns[index], index not in owned) for index in path], images))
             owned.update(path)
         return tuple(branches)
 
-    def _root(self, asked: tuple[Message, ...], tools: Tools, pictures: Mapping[str, ImagePatches]) -> Prompt:
-        named = [pictures[digest] for digest in digests(asked)]
+    def _root(self, asked: tuple[Message, ...], tools: Tools, images: Mapping[str, ImagePatches]) -> Prompt:
+        named = [images[digest] for digest in digests(asked)]
         token_ids, types = self._expanded(self._tokenizer.encode_chat(asked, tools), named)
         return Prompt(
             token_ids,
@@ -142,21 +142,21 @@ class Trajectory:
             parent=None,
             num_inherited=0,
             token_types=types,
-            pictures=self._joined(named),
-            added_pictures=tuple(named),
+            images=self._joined(named),
+            added_images=tuple(named),
         )
 
-    def _expanded(self, token_ids: Int32s, pictures: Sequence[ImagePatches]) -> tuple[Int32s, UInt8s]:
-        images = self._tokenizer.images
-        if images is not None:
-            return images.placeholders.expand(token_ids, pictures)
-        if pictures:
-            raise ImageError("the model does not see pictures")
+    def _expanded(self, token_ids: Int32s, images: Sequence[ImagePatches]) -> tuple[Int32s, UInt8s]:
+        reader = self._tokenizer.images
+        if reader is not None:
+            return reader.placeholders.expand(token_ids, images)
+        if images:
+            raise ImageError("the model does not see images")
         return token_ids, np.zeros(len(token_ids), np.uint8)
 
-    def _joined(self, pictures: Sequence[ImagePatches]) -> ImagePatches | None:
-        images = self._tokenizer.images
-        return images.join(pictures) if images is not None and pictures else None
+    def _joined(self, images: Sequence[ImagePatches]) -> ImagePatches | None:
+        reader = self._tokenizer.images
+        return reader.join(images) if reader is not None and images else None
 
     def _longest_prefix(self, asked: tuple[Message, ...]) -> int | None:
         """The recorded turn with the most messages that `asked` extends; the newest of equals."""
@@ -197,7 +197,7 @@ def _types(path: Sequence[_Turn]) -> UInt8s:
     return np.concatenate([types for pair in parts for types in pair])
 
 
-def _branch(path: Sequence[tuple[_Turn, bool]], pictures: ImagePatches | None) -> Branch:
+def _branch(path: Sequence[tuple[_Turn, bool]], images: ImagePatches | None) -> Branch:
     """Concatenate turns; those that another branch owns are context here: not sampled, no versions."""
     token_ids: list[Int32s] = []
     sampled: list[Bools] = []
@@ -223,6 +223,6 @@ def _branch(path: Sequence[tuple[_Turn, bool]], pictures: ImagePatches | None) -
         logprobs=np.concatenate(logprobs),
         versions=tuple(versions),
         observed=np.concatenate(observed),
-        pictures=pictures,
-        token_types=None if pictures is None else _types([turn for turn, _ in path]),
+        images=images,
+        token_types=None if images is None else _types([turn for turn, _ in path]),
     )

@@ -1,7 +1,7 @@
-"""`ColourPuzzle`: a drawn picture goes in, the name of its colour is the right answer.
+"""`ColourPuzzle`: a drawn image goes in, the name of its colour is the right answer.
 
 Shared by the environments and the tiny vision model that is warm-started on them. Pillow only: neither torch nor
-verifiers is imported. A picture is decided by its number alone, on every machine and in every run.
+verifiers is imported. An image is decided by its number alone, on every machine and in every run.
 """
 
 import base64
@@ -31,7 +31,7 @@ JITTER = 20
 
 @dataclass(frozen=True, slots=True)
 class ColourPuzzle:
-    """One family of pictures: a disc or a square somewhere on a dark ground."""
+    """One family of images: a disc or a square somewhere on a dark ground."""
 
     name: str
     question: str
@@ -39,11 +39,11 @@ class ColourPuzzle:
     """Pixels."""
 
     def answer(self, number: int) -> str:
-        """The name of the colour of picture `number`."""
+        """The name of the colour of image `number`."""
         return _generator(number).choice(list(COLOURS))
 
-    def picture(self, number: int) -> Image.Image:
-        """Picture `number`."""
+    def draw(self, number: int) -> Image.Image:
+        """Image `number`."""
         numbers = _generator(number)
         colour = COLOURS[numbers.choice(list(COLOURS))]
         fill = tuple(min(255, max(0, level + numbers.randint(-JITTER, JITTER))) for level in colour)
@@ -57,9 +57,9 @@ class ColourPuzzle:
         return image
 
     def data_url(self, number: int) -> str:
-        """Picture `number` as chat messages carry it."""
+        """Image `number` as chat messages carry it."""
         file = io.BytesIO()
-        self.picture(number).save(file, format="PNG")
+        self.draw(number).save(file, format="PNG")
         return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 

@@ -1,24 +1,24 @@
-"""`colour-twice`: name the colour of a picture, then of another one, then of the first again. Three turns.
+"""`colour-twice`: name the colour of an image, then of another one, then of the first again. Three turns.
 
-The second picture comes in a later turn, and the last answer is right only if the first picture was kept: what a
-conversation with pictures can get wrong shows in the reward.
+The second image comes in a later turn, and the last answer is right only if the first image was kept: what a
+conversation with images can get wrong shows in the reward.
 """
 
 import verifiers.v1 as vf
 
 from colour_puzzle import COLOUR
-from name_colour import ColourData, ColourTask, ColourTasksetConfig, NameColourTaskset, picture_message
+from name_colour import ColourData, ColourTask, ColourTasksetConfig, NameColourTaskset, image_message
 from text_taskset import replies
 
 __all__ = ["ColourTwiceEnv", "ColourTwiceTaskset"]
 
 FAR = 1_000_000
-"""The second picture of task `n` is picture `n + FAR`."""
+"""The second image of task `n` is image `n + FAR`."""
 LAST_PROMPT = "first?"
 
 
 class ColourTwiceTask(ColourTask):
-    """Two pictures and three questions."""
+    """Two images and three questions."""
 
     @vf.reward
     async def exact_match(self, task: ColourData, trace: vf.Trace) -> float:
@@ -28,10 +28,10 @@ class ColourTwiceTask(ColourTask):
 
 
 class ColourTwiceTaskset(NameColourTaskset, vf.Taskset[ColourTwiceTask, ColourTasksetConfig]):
-    """Pictures of `name-colour`, scored over three turns."""
+    """Images of `name-colour`, scored over three turns."""
 
     def task(self, data: ColourData) -> ColourTwiceTask:
-        """The three-turn task of one picture."""
+        """The three-turn task of one image."""
         return ColourTwiceTask(data, self.config.task)
 
 
@@ -43,11 +43,11 @@ class ColourTwiceEnvConfig(vf.EnvConfig):
 
 
 class ColourTwiceEnv(vf.Env[ColourTwiceEnvConfig]):
-    """The environment is the user: it shows a picture, shows another, and asks about the first."""
+    """The environment is the user: it shows an image, shows another, and asks about the first."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """One conversation; it ends early if the agent's run does."""
         async with agents.agent.interaction(task) as conversation:
-            for message in (None, [picture_message(task.data.number + FAR)], LAST_PROMPT):
+            for message in (None, [image_message(task.data.number + FAR)], LAST_PROMPT):
                 if (await conversation.turn(message)).terminated:
                     return

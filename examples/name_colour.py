@@ -1,4 +1,4 @@
-"""`name-colour`: name the colour of a drawn picture. One turn, reward 1 for the exact word."""
+"""`name-colour`: name the colour of a drawn image. One turn, reward 1 for the exact word."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ __all__ = ["NameColourTaskset"]
 
 
 class ColourData(vf.TaskData):
-    """One picture."""
+    """One image."""
 
     number: int
     """Which one."""
@@ -21,7 +21,7 @@ class ColourData(vf.TaskData):
 
 
 class ColourTask(vf.Task[ColourData]):
-    """A picture that is named in one reply."""
+    """An image that is named in one reply."""
 
     @vf.reward
     async def exact_match(self, task: ColourData, trace: vf.Trace) -> float:
@@ -30,32 +30,30 @@ class ColourTask(vf.Task[ColourData]):
 
 
 class ColourTasksetConfig(vf.TasksetConfig):
-    """Which pictures are shown."""
+    """Which images are shown."""
 
     num_examples: int = Field(256, ge=1)
-    """Different pictures."""
+    """Different images."""
     first: int = Field(0, ge=0)
-    """Number of the first picture: an evaluation shows others than the training."""
+    """Number of the first image: an evaluation shows others than the training."""
 
 
 class NameColourTaskset(vf.Taskset[ColourTask, ColourTasksetConfig]):
-    """Pictures in the order of their numbers; the number is the id."""
+    """Images in the order of their numbers; the number is the id."""
 
     def load(self) -> Iterator[ColourTask]:
-        """All pictures."""
+        """All images."""
         for number in range(self.config.first, self.config.first + self.config.num_examples):
             yield self.task(
-                ColourData(
-                    id=str(number), prompt=[picture_message(number)], number=number, answer=COLOUR.answer(number)
-                )
+                ColourData(id=str(number), prompt=[image_message(number)], number=number, answer=COLOUR.answer(number))
             )
 
     def task(self, data: ColourData) -> ColourTask:
-        """The task of one picture; subclasses with their own `Task` override it."""
+        """The task of one image; subclasses with their own `Task` override it."""
         return ColourTask(data, self.config.task)
 
 
-def picture_message(number: int) -> vf.UserMessage:
-    """The user shows picture `number` and asks for its colour."""
+def image_message(number: int) -> vf.UserMessage:
+    """The user shows image `number` and asks for its colour."""
     image = {"type": "image_url", "image_url": {"url": COLOUR.data_url(number)}}
     return vf.UserMessage(content=[image, {"type": "text", "text": COLOUR.question}])

@@ -17,7 +17,7 @@ VISION_MODEL_TYPES = frozenset(model.config_class.model_type for model in VISION
 
 
 def image_limits(config: PretrainedConfig) -> ImageLimits:
-    """What pictures must be for a Qwen-VL model of this config."""
+    """What images must be for a Qwen-VL model of this config."""
     vision = config.vision_config
     return ImageLimits(
         image_token_id=config.image_token_id,

@@ -1,4 +1,4 @@
-"""Picture parts of chat messages: found, and replaced by what stands for them from then on.
+"""Image parts of chat messages: found, and replaced by what stands for them from then on.
 
 A message keeps no pixels: its part becomes `{"type": "image", "image": DIGEST}`, which chat templates render like the
 original and which is what conversations are compared by.
@@ -17,13 +17,13 @@ from chat.errors import ImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS = 64 * 2**20
-"""Larger pictures are refused before they are decoded."""
+"""Larger images are refused before they are decoded."""
 
 Message = Mapping[str, object]
 
 
 def image_urls(messages: Sequence[Message]) -> Iterator[str]:
-    """The URL of every picture, in order. Raises `ImageError` for a part without one."""
+    """The URL of every image, in order. Raises `ImageError` for a part without one."""
     for message in messages:
         for part in _parts(message):
             if _is_image(part):
@@ -31,7 +31,7 @@ def image_urls(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def with_digests(messages: Sequence[Message]) -> list[Message]:
-    """`messages` with a digest in the place of every picture."""
+    """`messages` with a digest in the place of every image."""
     return [_mapped(message, lambda url: {"type": "image", "image": digest_of(url)}) for message in messages]
 
 
@@ -41,12 +41,12 @@ def digests(messages: Sequence[Message]) -> list[str]:
 
 
 def digest_of(url: str) -> str:
-    """Which picture a URL is: the same text is the same picture."""
+    """Which image a URL is: the same text is the same image."""
     return xxhash.xxh3_128_hexdigest(url.encode())
 
 
 def decoded_image(url: str) -> Image.Image:
-    """The picture in a `data:` URL, upright. Raises `ImageError`, whatever Pillow raises."""
+    """The image in a `data:` URL, upright. Raises `ImageError`, whatever Pillow raises."""
     try:
         return ImageOps.exif_transpose(_opened(url))
     except ImageError:
@@ -59,16 +59,16 @@ def decoded_image(url: str) -> Image.Image:
         ValueError,
         Image.DecompressionBombError,
     ) as error:
-        raise ImageError(f"a picture cannot be read ({', '.join(FORMATS)} can): {error}") from error
+        raise ImageError(f"an image cannot be read ({', '.join(FORMATS)} can): {error}") from error
 
 
 def _opened(url: str) -> Image.Image:
     head, comma, body = url.partition(",")
     if not (head.startswith("data:image/") and head.endswith(";base64") and comma):
-        raise ImageError(f"a picture must be a base64 data URL, got {url[:40]!r}: nothing is fetched")
+        raise ImageError(f"an image must be a base64 data URL, got {url[:40]!r}: nothing is fetched")
     image = Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
-        raise ImageError(f"a picture of {image.width}x{image.height} is larger than {MAX_PIXELS} pixels")
+        raise ImageError(f"an image of {image.width}x{image.height} is larger than {MAX_PIXELS} pixels")
     return image
 
 
@@ -88,7 +88,7 @@ def _url(part: Mapping[str, Any]) -> str:
     value = part.get("image_url") or part.get("image") or part.get("url")
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str):
-        raise ImageError(f"a picture part has no URL: its keys are {sorted(part)}")
+        raise ImageError(f"an image part has no URL: its keys are {sorted(part)}")
     return url
 
 

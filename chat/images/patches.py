@@ -1,6 +1,6 @@
-"""`PatchMaker`: a picture to the patches of a Qwen-VL vision tower, as `Qwen2VLImageProcessorPil` makes them.
+"""`PatchMaker`: an image to the patches of a Qwen-VL vision tower, as `Qwen2VLImageProcessorPil` makes them.
 
-    any picture ──RGB──▶ resized (bicubic, sides a multiple of patch x merge) ──table──▶ normalised ──▶ patches [P, D]
+    any image ──RGB──▶ resized (bicubic, sides a multiple of patch x merge) ──table──▶ normalised ──▶ patches [P, D]
 
 Rescaling and normalising depend on channel and byte only, so they are a table of 3 x 256 floats, computed with the
 arithmetic of transformers: float64 product, float32 difference and quotient.
@@ -38,12 +38,12 @@ class PatchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> int:
-        """Both sides of a resized picture are a multiple of this many pixels."""
+        """Both sides of a resized image are a multiple of this many pixels."""
         return self.patch_size * self.merge_size
 
 
 class PatchGrid(NamedTuple):
-    """One picture in patches: float32[h * w, D] in merge order, and its grid."""
+    """One image in patches: float32[h * w, D] in merge order, and its grid."""
 
     patches: Patches
     height: int
@@ -65,7 +65,7 @@ class PatchMaker:
             height, width = smart_resize(image.height, image.width, settings)
             image = image.resize((width, height), resample=settings.resample)
         if image.height % settings.factor or image.width % settings.factor:
-            raise ImageError(f"a picture of {image.width}x{image.height} is not a multiple of {settings.factor} pixels")
+            raise ImageError(f"an image of {image.width}x{image.height} is not a multiple of {settings.factor} pixels")
         planes = self._table[np.arange(3)[:, None, None], np.asarray(image).transpose(2, 0, 1)]  # [3, H, W]
         return _patchify(planes, settings)
 
@@ -73,7 +73,7 @@ class PatchMaker:
 def smart_resize(height: int, width: int, settings: PatchSettings) -> tuple[int, int]:
     """Sides that are multiples of `factor`, with about the same aspect, and an area within the allowed pixels."""
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ImageError(f"a picture of {width}x{height} is more than {MAX_ASPECT} times as long as wide")
+        raise ImageError(f"an image of {width}x{height} is more than {MAX_ASPECT} times as long as wide")
     factor = settings.factor
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > settings.max_pixels:
@@ -98,7 +98,7 @@ def _table(settings: PatchSettings) -> npt.NDArray[np.float32]:
 
 
 def _patchify(planes: npt.NDArray[np.float32], settings: PatchSettings) -> PatchGrid:
-    """Patches of `planes[3, H, W]`: those that are merged later lie side by side; a still picture repeats over time."""
+    """Patches of `planes[3, H, W]`: those that are merged later lie side by side; a still image repeats over time."""
     size, merge, time = settings.patch_size, settings.merge_size, settings.temporal_patch_size
     height, width = planes.shape[1] // size, planes.shape[2] // size
     blocks = planes.reshape(3, height // merge, merge, size, width // merge, merge, size)

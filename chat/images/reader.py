@@ -1,6 +1,6 @@
-"""`ImageReader`: from messages with pictures to messages with digests, and the patches of each picture.
+"""`ImageReader`: from messages with images to messages with digests, and the patches of each image.
 
-A picture is processed once as long as anybody holds its patches: the rollouts of a group, which see the same pictures,
+An image is processed once as long as anybody holds its patches: the rollouts of a group, which see the same images,
 share them, and so do the turns of one rollout. Nothing is kept beyond that.
 """
 
@@ -25,10 +25,10 @@ from transport.wire.tensor import EncodedTensor
 
 @dataclass(frozen=True, slots=True)
 class ReadMessages:
-    """Messages without pixels, and the pictures that they name."""
+    """Messages without pixels, and the images that they name."""
 
     messages: Sequence[Message]
-    pictures: Mapping[str, ImagePatches]
+    images: Mapping[str, ImagePatches]
     """By digest."""
 
 
@@ -44,19 +44,19 @@ class ImageReader:
     async def read(self, messages: Sequence[Message]) -> ReadMessages:
         """Process what is not held yet. Raises `ImageError`."""
         self.placeholders.check_text(messages)
-        pictures: dict[str, ImagePatches] = {}
+        images: dict[str, ImagePatches] = {}
         for url in image_urls(messages):
             digest = digest_of(url)
-            pictures[digest] = pictures.get(digest) or await self._picture(digest, url)
-        return ReadMessages(with_digests(messages) if pictures else messages, pictures)
+            images[digest] = images.get(digest) or await self._image(digest, url)
+        return ReadMessages(with_digests(messages) if images else messages, images)
 
     def join(self, parts: Sequence[ImagePatches]) -> ImagePatches:
-        """All pictures of `parts`, in order. Equal rows of pictures share their memory."""
+        """All images of `parts`, in order. Equal rows of images share their memory."""
         key = tuple(digest for part in parts for digest in part.digests)
         held = self.shelf.get(key)
         return held if held is not None else self._hold(joined_patches(list(parts)))
 
-    async def _picture(self, digest: str, url: str) -> ImagePatches:
+    async def _image(self, digest: str, url: str) -> ImagePatches:
         """Processed off the event loop, one at a time."""
         if (held := self.shelf.get((digest,))) is not None:
             return held
@@ -64,8 +64,8 @@ class ImageReader:
             held = self.shelf.get((digest,))
             return held if held is not None else self._hold(await asyncio.to_thread(self._process, digest, url))
 
-    def _hold(self, pictures: ImagePatches) -> ImagePatches:
-        return self.shelf.setdefault(pictures.digests, pictures)
+    def _hold(self, images: ImagePatches) -> ImagePatches:
+        return self.shelf.setdefault(images.digests, images)
 
     def _process(self, digest: str, url: str) -> ImagePatches:
         cut = self._maker.cut(decoded_image(url))
@@ -78,7 +78,7 @@ PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImag
 
 def read_image_reader(folder: Path, core: tokenizers.Tokenizer) -> ImageReader | None:
     """The reader of the model in `folder`; `None` for a model of text. Raises `UserError` for a vision model whose
-    pictures we cannot process exactly."""
+    images we cannot process exactly."""
     config = read_json_object(folder / "config.json")
     if "vision_config" not in config:
         return None

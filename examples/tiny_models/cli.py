@@ -57,7 +57,7 @@ def _print_progress(target: float, progress: "Progress") -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tiny_models", description="Make a tiny Qwen3, or Qwen3-VL for pictures, with a character tokenizer."
+        prog="tiny_models", description="Make a tiny Qwen3, or Qwen3-VL for images, with a character tokenizer."
     )
     parser.add_argument(
         "--task", choices=sorted([*PUZZLES, COLOUR.name]), required=True, help="puzzle that the warm start teaches"

@@ -22,7 +22,7 @@ CHARACTERS = "\n " + string.ascii_letters + string.digits + string.punctuation
 
 def build_tokenizer(*, vision: bool = False) -> PreTrainedTokenizerFast:
     """The tokenizer with its chat template; `len()` of it is the model's vocabulary size. With `vision` it also has
-    Qwen's markers for pictures and videos."""
+    Qwen's markers for images and videos."""
     extra = VISION if vision else ()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_character_tokenizer(extra),

@@ -35,7 +35,7 @@ def build_vision_model(
 
 
 def build_image_processor() -> Qwen2VLImageProcessorPil:
-    """Pillow's backend: no torchvision. Small pictures stay as they are."""
+    """Pillow's backend: no torchvision. Small images stay as they are."""
     return Qwen2VLImageProcessorPil(
         patch_size=PATCH_SIZE,
         temporal_patch_size=1,

@@ -1,6 +1,6 @@
-"""Supervised warm start of the tiny vision model: right names for drawn pictures.
+"""Supervised warm start of the tiny vision model: right names for drawn images.
 
-Shapes: B pictures, P prompt tokens, A answer tokens (padded: names differ in length), N patches of all pictures.
+Shapes: B images, P prompt tokens, A answer tokens (padded: names differ in length), N patches of all images.
 """
 
 import random
@@ -13,7 +13,7 @@ from colour_puzzle import ColourPuzzle
 from tiny_models.vision_architecture import MERGE_SIZE, build_image_processor
 from tiny_models.warm_start import BATCH_SIZE, Answers, Progress, climb
 
-NUM_PICTURES = 1 << 30
+NUM_IMAGES = 1 << 30
 """Numbers that the warm start draws from: hardly ever one that the environment shows."""
 
 
@@ -28,7 +28,7 @@ def vision_warm_start(
     numbers = random.Random(seed)
 
     def draw() -> Answers:
-        return named(model, tokenizer, puzzle, [numbers.randrange(NUM_PICTURES) for _ in range(BATCH_SIZE)])
+        return named(model, tokenizer, puzzle, [numbers.randrange(NUM_IMAGES) for _ in range(BATCH_SIZE)])
 
     return climb(model, puzzle.name, draw, target)
 
@@ -39,8 +39,8 @@ def named(
     puzzle: ColourPuzzle,
     numbers: list[int],
 ) -> Answers:
-    """Log probabilities of the right names of pictures `numbers`."""
-    images = build_image_processor()(images=[puzzle.picture(number) for number in numbers], return_tensors="pt")
+    """Log probabilities of the right names of images `numbers`."""
+    images = build_image_processor()(images=[puzzle.draw(number) for number in numbers], return_tensors="pt")
     image_id = model.config.image_token_id
     prompts = torch.tensor([prompt(tokenizer, puzzle, image_id, grid) for grid in images["image_grid_thw"].tolist()])
     words = [tokenizer.encode(puzzle.answer(number) + tokenizer.eos_token) for number in numbers]
@@ -60,7 +60,7 @@ def named(
 
 
 def prompt(tokenizer: PreTrainedTokenizerFast, puzzle: ColourPuzzle, image_id: int, grid: list[int]) -> list[int]:
-    """The prompt of a picture with this grid [3], as the orchestrator renders and expands it."""
+    """The prompt of an image with this grid [3], as the orchestrator renders and expands it."""
     content = [{"type": "image"}, {"type": "text", "text": puzzle.question}]
     chat = [{"role": "user", "content": content}]
     ids: list[int] = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)

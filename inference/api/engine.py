@@ -19,7 +19,7 @@ class EngineLimits:
     max_batch_size: int
     max_waiting: int
     images: ImageLimits | None = None
-    """What pictures must be; `None` where none is taken."""
+    """What images must be; `None` where none is taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""`Images`: the pictures of one prompt, checked, and where their tokens stand. Pure: no model library is imported.
+"""`Images`: the images of one prompt, checked, and where their tokens stand. Pure: no model library is imported.
 
-Placeholders are runs of the image token, one run per picture, one token per `merge_size` x `merge_size` patches.
+Placeholders are runs of the image token, one run per image, one token per `merge_size` x `merge_size` patches.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ FIELDS = frozenset({"pixel_values", "image_grid_thw"})
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What pictures must be for the model in service."""
+    """What images must be for the model in service."""
 
     image_token_id: int
     media_token_ids: frozenset[int]
@@ -35,7 +35,7 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Images:
-    """Pictures in the order of their placeholders."""
+    """Images in the order of their placeholders."""
 
     pixel_values: Floats
     """float32[P, D], perhaps unaligned: it lies in the body of the request."""
@@ -48,17 +48,17 @@ class Images:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """Start and end of each picture's placeholders in the prompt."""
+        """Start and end of each image's placeholders in the prompt."""
         return _runs(self.token_types)
 
     @property
     def patches(self) -> list[Floats]:
-        """The rows of `pixel_values` of each picture."""
+        """The rows of `pixel_values` of each image."""
         return np.split(self.pixel_values, self.grids.prod(axis=1).cumsum()[:-1])
 
     @property
     def rotary_offset(self) -> int:
-        """How far behind its index the rotary position of a token after all pictures is: zero or negative."""
+        """How far behind its index the rotary position of a token after all images is: zero or negative."""
         rows, columns = (self.grids[:, axis] // self.merge_size for axis in (1, 2))
         return int((np.maximum(rows, columns) - rows * columns).sum())
 
@@ -80,13 +80,13 @@ class Images:
 
 
 def images_of(request: GenerateRequest, limits: ImageLimits | None) -> Images | None:
-    """The pictures of `request`, shapes checked. Raises `BadRequest`."""
+    """The images of `request`, shapes checked. Raises `BadRequest`."""
     if not request.mm_kwargs and request.mm_token_type_ids is None:
         return None
     if limits is None:
-        raise BadRequest("the model in service takes no pictures: Qwen2.5-VL and Qwen3-VL do")
+        raise BadRequest("the model in service takes no images: Qwen2.5-VL and Qwen3-VL do")
     if request.mm_kwargs.keys() != FIELDS or request.mm_token_type_ids is None:
-        raise BadRequest(f"pictures need mm_token_type_ids and mm_kwargs with exactly {', '.join(sorted(FIELDS))}")
+        raise BadRequest(f"images need mm_token_type_ids and mm_kwargs with exactly {', '.join(sorted(FIELDS))}")
     pixels = _array("pixel_values", request.mm_kwargs["pixel_values"], "float32", 2)
     grids = _array("image_grid_thw", request.mm_kwargs["image_grid_thw"], "int64", 2)
     types = _array("mm_token_type_ids", request.mm_token_type_ids, "uint8", 1)
@@ -100,7 +100,7 @@ def check_placeholders(prompt: Int32s, images: Images | None, limits: ImageLimit
     """Raise `BadRequest` unless every placeholder in `prompt` has its patch, and every patch its placeholder."""
     foreign = [token for token in limits.media_token_ids if token != limits.image_token_id]
     if np.isin(prompt, foreign).any():
-        raise BadRequest("the prompt has placeholders of media other than pictures, which are not served")
+        raise BadRequest("the prompt has placeholders of media other than images, which are not served")
     is_placeholder = prompt == limits.image_token_id
     types = np.zeros(len(prompt), np.uint8) if images is None else images.token_types
     if len(types) != len(prompt) or (types != is_placeholder).any():
@@ -108,10 +108,10 @@ def check_placeholders(prompt: Int32s, images: Images | None, limits: ImageLimit
     if images is None:
         return
     if is_placeholder[-1]:
-        raise BadRequest("the prompt ends within a picture: there must be a token of text after it")
+        raise BadRequest("the prompt ends within an image: there must be a token of text after it")
     sizes = (images.grids.prod(axis=1) // limits.merge_size**2).tolist()
     if (runs := [end - start for start, end in images.runs]) != sizes:
-        raise BadRequest(f"the runs of image tokens are {runs} long, the pictures need {sizes}")
+        raise BadRequest(f"the runs of image tokens are {runs} long, the images need {sizes}")
 
 
 def _array(name: str, tensor: EncodedTensor, dtype: str, dimensions: int) -> Array:

@@ -21,7 +21,7 @@ MIN_TEMPERATURE = 0.01
 """vLLM samples at this where less is asked for, and says nothing; logits divided by much less overflow."""
 MAX_BODY_BYTES = 16 * 2**20
 MAX_IMAGE_BODY_BYTES = 256 * 2**20
-"""Ten pictures of a million pixels, as float32 patches of two frames."""
+"""Ten images of a million pixels, as float32 patches of two frames."""
 GENERATE = msgspec.msgpack.Decoder(GenerateRequest)
 SCORE = msgspec.msgpack.Decoder(ScoreRequest)
 APPLY = msgspec.json.Decoder(ApplyWeights)

@@ -122,7 +122,7 @@ async def apply_weights(request: web.Request) -> web.Response:
     state = request.app[STATE]
     asked = decode_body(APPLY, await request.read())
     try:
-        served = await state.engine.apply_weights(asked.manifest_path, asked.version)
+        served = await state.engine.apply_weights(asked.location, asked.version)
     except InferenceError as error:
         state.metrics.weight_updates.labels("refused" if isinstance(error, WeightsRefused) else "failed").inc()
         logger.warning(f"weights refused, version {state.engine.served.version} stays in service: {error}")

@@ -37,7 +37,7 @@ from runtime.errors import UserError
 
 
 def image_probe(model: PreTrainedModel) -> tuple[Int32s, Images]:
-    """Some text, a picture of two tokens side by side, some more text: rows, columns and offset all matter."""
+    """Some text, an image of two tokens side by side, some more text: rows, columns and offset all matter."""
     limits = Vision(model).limits
     merge = limits.merge_size
     patches = np.linspace(-1, 1, 2 * merge**2 * limits.num_patch_values, dtype=np.float32)
@@ -95,7 +95,7 @@ def _load(config: ServedModelConfig) -> PreTrainedModel:
 
 
 def check_vision_model(model: PreTrainedModel, path: Path) -> None:
-    """Raise `UserError` for a vision model whose pictures this engine would place wrongly."""
+    """Raise `UserError` for a vision model whose images this engine would place wrongly."""
     if "vision_config" in model.config.sub_configs and not has_vision(model):
         raise UserError(
             f"the torch engine cannot serve {type(model).__name__} in {path}: of the models that see it serves "
@@ -137,9 +137,9 @@ def _with_slot_attention(model: PreTrainedModel, num_slots: int, max_length: int
     """Switch to slot attention, and compare with the model's own attention on a probe: a model whose layers do not go
     through the attention registry, or keep other state, must fail here and not in training data."""
     rows = _probe(model.config.get_text_config().vocab_size, min(_PROBE_LENGTH, max_length), num_slots)
-    picture = image_probe(model) if has_vision(model) and max_length >= _PROBE_LENGTH else None
+    probe = image_probe(model) if has_vision(model) and max_length >= _PROBE_LENGTH else None
     expected = [model(torch.from_numpy(rows).to(model.device), use_cache=False).logits[:, -1]]
-    expected += [] if picture is None else [own_logits(model, *picture)]
+    expected += [] if probe is None else [own_logits(model, *probe)]
     register_attention()
     try:
         # The vision tower keeps its own attention: it is not causal, and nothing of it is cached.
@@ -147,7 +147,7 @@ def _with_slot_attention(model: PreTrainedModel, num_slots: int, max_length: int
         slots = SlotModel(model, num_slots, max_length)
         slots.prefill({slot: row[:-1] for slot, row in enumerate(rows)})
         logits = [slots.decode(rows[:, -1], np.full(len(rows), rows.shape[1] - 1))]
-        logits += [] if picture is None else [slot_logits(slots, *picture)]
+        logits += [] if probe is None else [slot_logits(slots, *probe)]
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"the torch engine cannot serve {type(model).__name__} in {path}: {error}") from error
     difference = max(map(_difference, logits, expected))

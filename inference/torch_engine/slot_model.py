@@ -28,15 +28,15 @@ class PrefillPlan(NamedTuple):
 
 
 def plan_prefill(
-    tokens: Mapping[int, Int32s], max_tokens: int, pictures: Mapping[int, bytes] = NO_DIGESTS
+    tokens: Mapping[int, Int32s], max_tokens: int, images: Mapping[int, bytes] = NO_DIGESTS
 ) -> PrefillPlan:
     """Plan for `slot -> tokens to compute`. A batch is padded to its longest row; rows of like length share one, and
     none has more than `max_tokens` padded tokens unless a single row does. Slots without tokens are left out.
-    `pictures` are digests: the same tokens with other pictures are not the same."""
+    `images` are digests: the same tokens with other images are not the same."""
     first_with: dict[tuple[bytes, bytes], int] = {}
     copies: dict[int, list[int]] = {}
     for slot, row in tokens.items():
-        first = first_with.setdefault((pictures.get(slot, b""), row.tobytes()), slot)
+        first = first_with.setdefault((images.get(slot, b""), row.tobytes()), slot)
         if first != slot and len(row):
             copies.setdefault(first, []).append(slot)
     unique = [slot for slot in first_with.values() if len(tokens[slot])]
@@ -80,7 +80,7 @@ class SlotModel:
         self.vision = Vision(model) if has_vision(model) else None
 
     def prefill(self, tokens: dict[int, Int32s], images: Mapping[int, Images] = NO_IMAGES) -> None:
-        """Compute keys and values of `slot -> tokens`, from position 0, and the pictures in them. No logits: `decode`
+        """Compute keys and values of `slot -> tokens`, from position 0, and the images in them. No logits: `decode`
         feeds the token after."""
         plan = plan_prefill(tokens, MAX_PREFILL_TOKENS, {slot: seen.digest for slot, seen in images.items()})
         for batch in plan.batches:
@@ -92,7 +92,7 @@ class SlotModel:
     def decode(self, tokens: Int32s, positions: Int64s, offsets: Int64s | None = None) -> Tensor:
         """Feed `tokens[i]` at `positions[i]` of slot `i`; returns the logits `[B, V]` of the next tokens.
 
-        Rotary positions are `positions + offsets`: a picture moves them on by less than it has tokens.
+        Rotary positions are `positions + offsets`: an image moves them on by less than it has tokens.
         """
         where = torch.from_numpy(positions).to(self.device)
         slots = Decode(self.cache, where, int(positions.max()) + 1)

@@ -69,7 +69,7 @@ def vllm_command(config: InferenceConfig, port: int) -> tuple[str, ...]:
         switches.append("--enable-lora")
     if sees_images(config.model.path):
         flags |= {"--limit-mm-per-prompt": json.dumps({"video": 0}), "--mm-processor-cache-gb": 0}
-        switches.append("--no-mm-device-do-normalize")  # pictures come as patches, normalised already
+        switches.append("--no-mm-device-do-normalize")  # images come as patches, normalised already
     if is_cpu_build():
         # A prompt that is prefilled in pieces makes vLLM turn back the random generator of a request with a seed,
         # which a CPU's cannot: the engine would die (vLLM 0.32).

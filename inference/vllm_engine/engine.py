@@ -236,7 +236,7 @@ MODALITY = "image"
 def engine_input(job: Job) -> TokensInput | MultiModalInput:
     """What `EngineClient.generate` takes for `job`, which was checked.
 
-    Pictures come cut into patches and their placeholders expanded, so vLLM's own image processor is passed by. It
+    Images come cut into patches and their placeholders expanded, so vLLM's own image processor is passed by. It
     must not rescale and normalise them once more on the device either (`--no-mm-device-do-normalize`, see
     `command.py`).
     """
@@ -248,7 +248,7 @@ def engine_input(job: Job) -> TokensInput | MultiModalInput:
 
 
 def _items(images: Images) -> list[MultiModalKwargsItem]:
-    """One per picture, with the names that the model's forward takes."""
+    """One per image, with the names that the model's forward takes."""
     grids = torch.tensor(images.grids)
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes(MODALITY, grids.prod(dim=1)),
@@ -260,7 +260,7 @@ def _items(images: Images) -> list[MultiModalKwargsItem]:
 
 
 def _hashes(images: Images) -> list[str]:
-    """By which vLLM knows a picture again, in its caches of prefixes and of what the vision tower made."""
+    """By which vLLM knows an image again, in its caches of prefixes and of what the vision tower made."""
     hashes = []
     for grid, patches in zip(images.grids, images.patches, strict=True):
         digest = xxhash.xxh3_128(grid.data)

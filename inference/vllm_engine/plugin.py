@@ -91,7 +91,7 @@ def limits_of(engine_client: "EngineClient", max_waiting: int) -> EngineLimits:
 
 
 def vllm_image_limits(model: "ModelConfig") -> ImageLimits | None:
-    """What pictures must be, `None` for a model that takes none.
+    """What images must be, `None` for a model that takes none.
 
     Raises `RuntimeError` where vLLM would compute something else than transformers does, without an error.
     """
@@ -99,7 +99,7 @@ def vllm_image_limits(model: "ModelConfig") -> ImageLimits | None:
     if kind not in VISION_MODEL_TYPES or model.multimodal_config is None:
         return None
     if model.multimodal_config.mm_device_do_normalize:
-        raise RuntimeError("--mm-device-do-normalize would normalise pictures twice: take it out of vllm.extra_args")
+        raise RuntimeError("--mm-device-do-normalize would normalise images twice: take it out of vllm.extra_args")
     if kind == "qwen3_vl" and not model.hf_text_config.rope_parameters.get("mrope_interleaved"):
         raise RuntimeError("config.json must have mrope_interleaved = true in rope_parameters: transformers implies it")
     return image_limits(model.hf_config)

@@ -124,7 +124,7 @@ class Routes:
         """Load a publish; the reply is read from the workers after the swap."""
         asked = decode_body(APPLY, await read_body(request, self._max_body_bytes))
         try:
-            served = await self._engine.apply_weights(asked.manifest_path, asked.version)
+            served = await self._engine.apply_weights(asked.location, asked.version)
         except WeightsRefused as error:
             logger.warning("weights refused, version %d stays in service: %s", self._engine.served.version, error)
             raise

@@ -48,7 +48,7 @@ def to_samples(
                 rl_weights=streams.get("rl_weights"),
                 ce_weights=streams.get("ce_weights"),
                 ref_kl_weights=streams.get("ref_kl_weights"),
-                mm_kwargs={} if branch.pictures is None else branch.pictures.mm_kwargs,
+                mm_kwargs={} if branch.images is None else branch.images.mm_kwargs,
                 mm_token_type_ids=None if branch.token_types is None else EncodedTensor.of(branch.token_types),
             )
         )

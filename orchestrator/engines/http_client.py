@@ -137,7 +137,7 @@ def decoded(decoder: "msgspec.json.Decoder[_T] | msgspec.msgpack.Decoder[_T]", p
 
 
 MAX_UPLOADS = 4
-"""Requests with pictures that are sent at the same time."""
+"""Requests with images that are sent at the same time."""
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -99,9 +99,9 @@ class HttpEngine:
         reply: GenerateReply = await retrying(self._config.max_retries)(self._generate, request)
         return reply
 
-    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> UpdateTimes | None:
+    async def apply_weights(self, location: str, version: int, digest: str) -> UpdateTimes | None:
         """See `Engine`."""
-        target = self._wanted = Target(ServedWeights(version=version, digest=digest), manifest_path)
+        target = self._wanted = Target(ServedWeights(version=version, digest=digest), location)
         asked = self._pool.in_service()
         errors = await _on_all(asked, lambda replica: replica.bring_to(target, self._config.update_timeout_s))
         self._expel_laggards(asked, errors)

@@ -103,7 +103,7 @@ class Engine(Generator, Protocol):
         Returns at once where nothing can leave."""
         ...
 
-    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> UpdateTimes | None:
+    async def apply_weights(self, location: str, version: int, digest: str) -> UpdateTimes | None:
         """Have every engine in service load and serve `version`, and read version and digest back. Returns the times
         of the slowest, if any had to load it. Raises `EngineError` that names who does not serve it, and what it
         does."""

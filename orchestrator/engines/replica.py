@@ -73,7 +73,7 @@ class Target:
     """Weights that an engine should serve."""
 
     served: ServedWeights
-    manifest_path: str | None
+    location: str | None
     """Where they can be loaded from; `None`: they are what the engines were started with."""
 
 
@@ -144,8 +144,8 @@ class Replica:
         answered: ServedWeights | None = None
         self.last_update = None
         served = await self.look(timeout_s)
-        if served != expected and target.manifest_path is not None:
-            order = ApplyWeights(manifest_path=target.manifest_path, version=expected.version)
+        if served != expected and target.location is not None:
+            order = ApplyWeights(location=target.location, version=expected.version)
             answered = await self.client.apply_weights(order, expected.digest, timeout_s)
             if isinstance(answered, AppliedWeights):
                 self.last_update = answered.times

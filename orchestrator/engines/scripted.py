@@ -78,7 +78,7 @@ class ScriptedEngine:
         )
         return check_reply(request, reply, self.vocab_size)
 
-    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
+    async def apply_weights(self, location: str, version: int, digest: str) -> None:
         """Serve `version` from now on; going back to an older one is refused."""
         if version < self.weights.version:
             raise EngineError(f"scripted engine serves version {self.weights.version}, refused {version}")

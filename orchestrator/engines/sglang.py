@@ -71,16 +71,16 @@ class SglangClient:
         if request.adapter is not None:
             raise EngineError(f"{self.url}: adapters are not supported with engines.backend = 'sglang'")
         if request.mm_kwargs:
-            raise EngineError(f"{self.url}: pictures are not supported with engines.backend = 'sglang'")
+            raise EngineError(f"{self.url}: images are not supported with engines.backend = 'sglang'")
         payload = await self._exchange("POST", "/generate", timeout_s, _generate_body(request))
         return _reply(request, decoded(_generated_decoder, payload, f"the answer of {self.url}/generate").meta_info)
 
     async def apply_weights(self, order: ApplyWeights, digest: str, timeout_s: float) -> ServedWeights:
         """See `ReplicaClient`. The server must see the same file system."""
-        if "://" in order.manifest_path:
-            raise EngineError(f"{self.url}: SGLang loads weights from files only, not from {order.manifest_path}")
+        if "://" in order.location:
+            raise EngineError(f"{self.url}: SGLang loads weights from files only, not from {order.location}")
         body = {
-            "model_path": str(Path(order.manifest_path).parent),
+            "model_path": str(Path(order.location).parent),
             "weight_version": _label(ServedWeights(version=order.version, digest=digest)),
             "flush_cache": True,
         }

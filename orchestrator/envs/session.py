@@ -57,7 +57,7 @@ class Session:
     async def complete(self, messages: Sequence[Message], max_tokens: int | None = None) -> ChatTurn:
         """The assistant's next turn, `max_tokens` at most. Raises `EngineError`, `ChatTemplateError`, `ImageError`."""
         seen = await self._read(messages)
-        prompt = self.trajectory.prompt(seen.messages, pictures=seen.pictures)
+        prompt = self.trajectory.prompt(seen.messages, images=seen.images)
         turn = self._num_started
         self._num_started += 1
         request = GenerateRequest(
@@ -66,8 +66,8 @@ class Session:
             max_tokens=min(self.plan.max_tokens, max_tokens or self.plan.max_tokens),
             temperature=self.plan.temperature,
             seed=self.plan.seed + turn,
-            mm_kwargs={} if prompt.pictures is None else prompt.pictures.mm_kwargs,
-            mm_token_type_ids=None if prompt.pictures is None else EncodedTensor.of(prompt.token_types),
+            mm_kwargs={} if prompt.images is None else prompt.images.mm_kwargs,
+            mm_token_type_ids=None if prompt.images is None else EncodedTensor.of(prompt.token_types),
         )
         try:
             reply = await self._sample(request, messages)
@@ -89,17 +89,17 @@ class Session:
         return tokenized(request, answer, self._tokenizer)
 
     async def _read(self, messages: Sequence[Message]) -> ReadMessages:
-        """The pictures of `messages`. Raises `ImageError`; a model of text must get none."""
+        """The images of `messages`. Raises `ImageError`; a model of text must get none."""
         if self._images is not None:
             return await self._images.read(messages)
         if any(True for _ in image_urls(messages)):
             raise ImageError(
-                "the messages have a picture, and the model does not see any: model.path has no image processor"
+                "the messages have an image, and the model does not see any: model.path has no image processor"
             )
         return ReadMessages(messages, {})
 
     def _check_sampled(self, reply: GenerateReply) -> None:
-        """A sampled placeholder has no picture: in later turns, and in training, it would take another one's place."""
+        """A sampled placeholder has no image: in later turns, and in training, it would take another one's place."""
         sampled = None if self._images is None else self._images.placeholders.sampled(reply.token_ids.numpy())
         if sampled is not None:
             raise InvalidResponse(

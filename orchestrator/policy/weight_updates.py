@@ -148,7 +148,7 @@ class WeightUpdates:
         started = time.monotonic()
         try:
             async with asyncio.timeout(2 * self._update_timeout_s):  # the order, and the reading back
-                times = await self._engine.apply_weights(weights.manifest_path, weights.version, weights.digest)
+                times = await self._engine.apply_weights(weights.location, weights.version, weights.digest)
         except (EngineError, TimeoutError) as error:
             reason = str(error) or f"no answer within {2 * self._update_timeout_s:g} s"
             self._problem = f" ({reason})"

@@ -75,7 +75,7 @@ def _branch(branch: Branch) -> dict[str, Any]:
         "num_tokens": len(branch.token_ids),
         "num_sampled_tokens": int(np.count_nonzero(branch.sampled)),
         "versions": branch.versions,
-        **({} if branch.pictures is None else {"num_pictures": len(branch.pictures.digests)}),
+        **({} if branch.images is None else {"num_images": len(branch.images.digests)}),
     }
 
 

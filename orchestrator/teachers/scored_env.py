@@ -73,8 +73,8 @@ class ScoredEnv:
     async def _score(self, request_id: str, branch: Branch, temperature: float) -> Branch:
         if not branch.sampled.any():
             return branch
-        if branch.pictures is not None:
-            raise EngineError(f"{request_id} has pictures, which teachers do not score")
+        if branch.images is not None:
+            raise EngineError(f"{request_id} has images, which teachers do not score")
         logprobs = await self._teacher.score(request_id, branch.token_ids, temperature)
         return msgspec.structs.replace(branch, ref_logprobs=logprobs)
 

@@ -1,4 +1,4 @@
-"""`rl doctor RUN`: who waits for whom and who is to blame, as a picture or as JSON."""
+"""`rl doctor RUN`: who waits for whom and who is to blame, as an image or as JSON."""
 
 import json
 import sys
@@ -46,7 +46,7 @@ def as_json(evidence: Evidence, diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def render(evidence: Evidence, diagnosis: Diagnosis) -> RenderableType:
-    """The picture: services, waits, positions, conclusion."""
+    """The image: services, waits, positions, conclusion."""
     return Group(
         _services_table(evidence, diagnosis),
         *_waits_tree(diagnosis),

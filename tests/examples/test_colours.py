@@ -1,4 +1,4 @@
-"""Pictures, the tiny vision model, and the environments that show them, as the orchestrator runs them."""
+"""Images, the tiny vision model, and the environments that show them, as the orchestrator runs them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +29,7 @@ from tiny_models.vision_architecture import build_vision_model
 from tiny_models.vision_warm_start import named, prompt, vision_warm_start
 from transport.wire.generation import GenerateRequest
 
-PICTURE = "<|vision_start|>" + "<|image_pad|>" * 4 + "<|vision_end|>"
+IMAGE = "<|vision_start|>" + "<|image_pad|>" * 4 + "<|vision_end|>"
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +44,15 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
-def test_number_decides_the_picture() -> None:
+def test_number_decides_the_image() -> None:
     assert COLOUR.data_url(7) == COLOUR.data_url(7) != COLOUR.data_url(8)
     assert {COLOUR.answer(number) for number in range(100)} == set(COLOURS)
-    assert COLOUR.picture(3).size == (COLOUR.side, COLOUR.side)
+    assert COLOUR.draw(3).size == (COLOUR.side, COLOUR.side)
 
 
-def test_picture_shows_the_colour_of_its_answer() -> None:
+def test_image_shows_the_colour_of_its_answer() -> None:
     for number in range(50):
-        pixels = np.asarray(COLOUR.picture(number)).reshape(-1, 3).astype(int)
+        pixels = np.asarray(COLOUR.draw(number)).reshape(-1, 3).astype(int)
         brightest = pixels[pixels.sum(axis=1).argmax()]
         nearest = min(COLOURS, key=lambda name: np.abs(brightest - COLOURS[name]).sum())
         assert nearest == COLOUR.answer(number)
@@ -114,17 +114,17 @@ async def rollout(env: EnvAdapter) -> Rollout:
 
 
 @pytest.mark.parametrize("driver", ["direct", "gateway"])
-async def test_name_colour_shows_a_picture_and_pays_for_its_name(tokenizer: Tokenizer, driver: str) -> None:
+async def test_name_colour_shows_a_image_and_pays_for_its_name(tokenizer: Tokenizer, driver: str) -> None:
     async with running(tokenizer, [COLOUR.answer(0)], id="name-colour", driver=driver) as (env, (asked)):
         played = await rollout(env)
     assert (played.reward, played.example_id) == (1.0, "0")
     (branch,) = played.branches
     text = tokenizer.decode(branch.token_ids, skip_special_tokens=False)
-    expected = f"<|im_start|>user\n{PICTURE}colour?<|im_end|>\n<|im_start|>assistant\n{COLOUR.answer(0)}<|im_end|>"
+    expected = f"<|im_start|>user\n{IMAGE}colour?<|im_end|>\n<|im_start|>assistant\n{COLOUR.answer(0)}<|im_end|>"
     assert text == expected
     assert len(asked) == 1
-    assert branch.pictures is not None
-    assert branch.pictures.pixel_values.shape == (16, 48)
+    assert branch.images is not None
+    assert branch.images.pixel_values.shape == (16, 48)
 
 
 async def test_prompt_is_the_one_that_the_warm_start_teaches(tokenizer: Tokenizer, folder: Path) -> None:
@@ -136,7 +136,7 @@ async def test_prompt_is_the_one_that_the_warm_start_teaches(tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-async def test_colour_twice_keeps_both_pictures(tokenizer: Tokenizer, num_workers: int) -> None:
+async def test_colour_twice_keeps_both_images(tokenizer: Tokenizer, num_workers: int) -> None:
     replies = [COLOUR.answer(0), COLOUR.answer(FAR), "wrong"]
     async with running(tokenizer, replies, id="colour-twice", num_workers=num_workers) as (env, asked):
         played = await rollout(env)
@@ -144,16 +144,16 @@ async def test_colour_twice_keeps_both_pictures(tokenizer: Tokenizer, num_worker
     (branch,) = played.branches
     text = tokenizer.decode(branch.token_ids, skip_special_tokens=False)
     assert text.split("<|im_start|>user\n")[1:] == [
-        f"{PICTURE}colour?<|im_end|>\n<|im_start|>assistant\n{replies[0]}<|im_end|>\n",
-        f"{PICTURE}colour?<|im_end|>\n<|im_start|>assistant\n{replies[1]}<|im_end|>\n",
+        f"{IMAGE}colour?<|im_end|>\n<|im_start|>assistant\n{replies[0]}<|im_end|>\n",
+        f"{IMAGE}colour?<|im_end|>\n<|im_start|>assistant\n{replies[1]}<|im_end|>\n",
         "first?<|im_end|>\n<|im_start|>assistant\nwrong<|im_end|>",
     ]
     assert [request.mm_kwargs["image_grid_thw"].shape[0] for request in asked] == [1, 2, 2]
-    assert branch.pictures is not None
+    assert branch.images is not None
     assert branch.token_types is not None
-    assert (branch.pictures.pixel_values.shape[0], branch.token_types.sum()) == (32, 8)
+    assert (branch.images.pixel_values.shape[0], branch.token_types.sum()) == (32, 8)
     last = asked[-1].mm_kwargs["pixel_values"]
-    assert bytes(branch.pictures.pixel_values.data) == bytes(last.data)
+    assert bytes(branch.images.pixel_values.data) == bytes(last.data)
     assert played.messages[0]["content"][0]["type"] == "image", "messages hold a digest, no pixels"
 
 
@@ -165,7 +165,7 @@ async def test_colour_twice_pays_for_each_turn() -> None:
     assert (await scored(task, "?", "?", "?")).reward == 0.0
 
 
-def test_pictures_can_be_others_than_those_of_the_training() -> None:
+def test_images_can_be_others_than_those_of_the_training() -> None:
     tasks = tasks_of(load_alone("name-colour", num_examples=3, first=5000))
     assert [task.data.id for task in tasks] == ["5000", "5001", "5002"]
 
@@ -173,5 +173,5 @@ def test_pictures_can_be_others_than_those_of_the_training() -> None:
 def test_model_of_text_is_refused_at_start_up(random_folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(random_folder)
     engine = ScriptedEngine(tokenizer.vocab_size, min(tokenizer.eos_ids))
-    with pytest.raises(UserError, match="'name-colour' shows pictures"):
+    with pytest.raises(UserError, match="'name-colour' shows images"):
         load_env(EnvConfig(id="name-colour"), engine, tokenizer)

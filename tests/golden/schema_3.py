@@ -121,7 +121,7 @@ def messages() -> dict[str, msgspec.Struct]:
         "get_samples": GetSamples(seq=3, step=12, indices=int32([1, 0])),
         "trained": Trained(seq=4, step=12),
         "committed": Committed(seq=5, step=12),
-        "weights_published": WeightsPublished(seq=6, version=12, manifest_path="/w/v12/manifest.json", digest="ab"),
+        "weights_published": WeightsPublished(seq=6, version=12, location="/w/v12/manifest.json", digest="ab"),
         "get_weights": GetWeights(seq=9, version=12),
         "get_weight_bytes": GetWeightBytes(seq=10, version=12, offset=8, num_bytes=16),
         "get_broadcast": GetBroadcast(seq=11, version=12),

@@ -132,7 +132,7 @@ async def generate(http: aiohttp.ClientSession, data: bytes) -> GenerateReply:
 async def apply(
     http: aiohttp.ClientSession, server: Server, location: Path | str, version: int
 ) -> tuple[int, dict[str, object]]:
-    order = ApplyWeights(manifest_path=str(location), version=version)
+    order = ApplyWeights(location=str(location), version=version)
     async with http.post(WEIGHTS_PATH, data=msgspec.json.encode(order), headers=server.admin) as response:
         return response.status, await response.json()
 

@@ -1,4 +1,4 @@
-"""Pictures over the HTTP contract, for every engine: log probabilities are those of the model's own forward.
+"""Images over the HTTP contract, for every engine: log probabilities are those of the model's own forward.
 
 `make test` runs it against the embedded engine, `make test-vllm` against vLLM, as `test_engine_contract.py`.
 """
@@ -42,7 +42,7 @@ def models(request: pytest.FixtureRequest) -> dict[int, PreTrainedModel]:
 
 @pytest.fixture(scope="module")
 def server(models: dict[int, PreTrainedModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     with running_server(folder, save_vision_model(folder / "model", models[0])) as server:
         yield server
 
@@ -55,7 +55,7 @@ async def http(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def many_prompts(rng: np.random.Generator) -> list[Prompt]:
-    """Text, one picture, several, the same prompt twice, and with another picture in the same place."""
+    """Text, one image, several, the same prompt twice, and with another image in the same place."""
     first = prompt_with(rng, (2, 2))
     tokens, images = first
     other = Images(-images.pixel_values, images.grids, images.token_types, 2, b"")
@@ -72,7 +72,7 @@ def assert_exact(models: dict[int, PreTrainedModel], prompt: Prompt, reply: Gene
         torch.testing.assert_close(logprobs[span.start : span.end], expected, atol=TOLERANCE, rtol=0)
 
 
-async def test_prompts_with_and_without_pictures_are_scored_as_the_model_does(
+async def test_prompts_with_and_without_images_are_scored_as_the_model_does(
     http: aiohttp.ClientSession, models: dict[int, PreTrainedModel]
 ) -> None:
     prompts = many_prompts(np.random.default_rng(1))
@@ -82,14 +82,14 @@ async def test_prompts_with_and_without_pictures_are_scored_as_the_model_does(
             assert_exact(models, prompt, reply)
 
 
-async def test_pictures_that_do_not_fit_their_prompt_are_400_and_harm_nobody(
+async def test_images_that_do_not_fit_their_prompt_are_400_and_harm_nobody(
     http: aiohttp.ClientSession, models: dict[int, PreTrainedModel]
 ) -> None:
     tokens, images = prompt_with(np.random.default_rng(2), (2, 2))
     good = request_with(tokens, images)
     grids = EncodedTensor.of(np.array([[1, 2, 4], [1, 2, 4]], np.int64))
     two = request_with(tokens, images, mm_kwargs={**good.mm_kwargs, "image_grid_thw": grids})
-    for request, reason in ((request_with(tokens, None), "mm_token_type_ids"), (two, "the pictures need")):
+    for request, reason in ((request_with(tokens, None), "mm_token_type_ids"), (two, "the images need")):
         async with http.post(GENERATE_PATH, data=encode(request)) as response:
             status, kind, message = await error_of(response)
         assert (status, kind) == (400, "invalid_request_error")
@@ -109,6 +109,6 @@ async def test_new_weights_reach_the_vision_tower_with_requests_in_flight(
     assert {span.version for reply in replies for span in reply.versions} == {0, 1}
     for prompt, reply in zip(prompts, replies, strict=True):
         assert_exact(models, prompt, reply)
-    for prompt in prompts:  # what the old vision tower made of these pictures is forgotten
+    for prompt in prompts:  # what the old vision tower made of these images is forgotten
         assert_exact(models, prompt, await generate(http, encode(request_with(*prompt, max_tokens=4))))
     assert (await served(http, server))["digest"] == model_digest(models[1])

@@ -32,7 +32,7 @@ def test_server_serves_swaps_and_answers_what_is_in_flight_at_sigterm(tmp_path: 
     new = make_model(1)
     with server_process(tmp_path, model_dir, "--torch.max-batch-size", "1", "--server.grace-s", "60") as server:
         assert json.loads(server.request("/health")[1])["status"] == "ok"
-        asked = ApplyWeights(manifest_path=str(publish(tmp_path / "weights", new, 1)), version=1)
+        asked = ApplyWeights(location=str(publish(tmp_path / "weights", new, 1)), version=1)
         status, served = server.request(WEIGHTS_PATH, msgspec.json.encode(asked))
         answer = json.loads(served)
         assert (status, answer["version"], answer["digest"]) == (200, 1, model_digest(new))

@@ -1,4 +1,4 @@
-"""Pictures in the embedded engine: every sampled token has the log probability that the model itself gives it."""
+"""Images in the embedded engine: every sampled token has the log probability that the model itself gives it."""
 
 import asyncio
 import sys
@@ -115,7 +115,7 @@ def test_positions_are_those_of_the_model(model: PreTrainedModel) -> None:
         assert images.rotary_offset == int(offsets)
 
 
-def test_pictures_matter_to_this_model(model: PreTrainedModel) -> None:
+def test_images_matter_to_this_model(model: PreTrainedModel) -> None:
     """Or the tests below would prove nothing."""
     tokens, images = prompt_with(np.random.default_rng(0), (2, 2))
     other = Images(-images.pixel_values, images.grids, images.token_types, 2, b"")
@@ -123,11 +123,11 @@ def test_pictures_matter_to_this_model(model: PreTrainedModel) -> None:
     assert difference.abs().max() > 1e-2
 
 
-def test_text_and_pictures_are_decoded_together_and_exactly(decoder: Decoder, model: PreTrainedModel) -> None:
+def test_text_and_images_are_decoded_together_and_exactly(decoder: Decoder, model: PreTrainedModel) -> None:
     rng = np.random.default_rng(1)
     first = prompt_with(rng, (2, 2))
     tokens, images = first
-    twin = (tokens, Images(-images.pixel_values, images.grids, images.token_types, 2, b"another picture"))
+    twin = (tokens, Images(-images.pixel_values, images.grids, images.token_types, 2, b"another image"))
     asked: Asked = {
         0: ([5, 6, 7], None),
         1: first,
@@ -137,8 +137,8 @@ def test_text_and_pictures_are_decoded_together_and_exactly(decoder: Decoder, mo
         5: prompt_with(rng, (3, 2), (1, 1), (2, 2)),
         6: ([9] * 30, None),
     }
-    for key, (prompt, pictures) in asked.items():
-        decoder.add(sequence(key, prompt, pictures, max_tokens=6 + key))
+    for key, (prompt, images) in asked.items():
+        decoder.add(sequence(key, prompt, images, max_tokens=6 + key))
     assert_exact({0: model}, asked, run(decoder))
 
 
@@ -148,8 +148,8 @@ def test_new_weights_reach_the_vision_tower_of_running_sequences(
     models = {0: model, 1: make_vision_model(family, seed=1)}
     rng = np.random.default_rng(2)
     asked: Asked = {0: prompt_with(rng, (2, 2)), 1: ([5, 6], None), 2: prompt_with(rng, (1, 2), (2, 1))}
-    for key, (prompt, pictures) in asked.items():
-        decoder.add(sequence(key, prompt, pictures, max_tokens=8))
+    for key, (prompt, images) in asked.items():
+        decoder.add(sequence(key, prompt, images, max_tokens=8))
     for _ in range(3):
         decoder.step()
     swap(decoder, models[1], tmp_path)
@@ -158,11 +158,11 @@ def test_new_weights_reach_the_vision_tower_of_running_sequences(
     assert_exact(models, asked, done)
 
 
-def test_sampled_image_token_takes_no_picture(decoder: Decoder, model: PreTrainedModel) -> None:
+def test_sampled_image_token_takes_no_image(decoder: Decoder, model: PreTrainedModel) -> None:
     """Also when its keys and values are computed again, for new weights."""
     asked: Asked = {key: prompt_with(np.random.default_rng(key), (2, 2)) for key in range(12)}
-    for key, (prompt, pictures) in asked.items():
-        decoder.add(sequence(key, prompt, pictures, max_tokens=10))
+    for key, (prompt, images) in asked.items():
+        decoder.add(sequence(key, prompt, images, max_tokens=10))
     done: dict[int, Completion] = {}
     while decoder.has_work:
         decoder.swap(verified(model))
@@ -198,7 +198,7 @@ async def serving(folder: Path, model: PreTrainedModel) -> AsyncIterator[TorchEn
         await engine.stop(grace_s=5)
 
 
-async def test_pictures_travel_over_http(folder: Path, model: PreTrainedModel) -> None:
+async def test_images_travel_over_http(folder: Path, model: PreTrainedModel) -> None:
     rng = np.random.default_rng(3)
     asked = [prompt_with(rng, (2, 2)), prompt_with(rng, (1, 1), (2, 3)), ([5, 6], None)]
     async with serving(folder, model) as engine, running_client(engine, folder) as client:
@@ -238,9 +238,9 @@ def bad_requests() -> dict[str, GenerateRequest]:
         "NaN": changed(good, mm_kwargs={"pixel_values": EncodedTensor.of(nan), "image_grid_thw": grids}),
         "exactly at the image tokens": changed(good, token_ids=EncodedTensor.of(np.where(ids == IMAGE, 5, ids))),
         "must be 1 exactly": changed(good, mm_kwargs={}, mm_token_type_ids=None),
-        "the pictures need": changed(good, mm_kwargs=with_grids([1, 2, 4], [1, 2, 4])),
-        "other than pictures": changed(good, token_ids=EncodedTensor.of(np.append(ids[:-1], VIDEO).astype(np.int32))),
-        "ends within a picture": changed(
+        "the images need": changed(good, mm_kwargs=with_grids([1, 2, 4], [1, 2, 4])),
+        "other than images": changed(good, token_ids=EncodedTensor.of(np.append(ids[:-1], VIDEO).astype(np.int32))),
+        "ends within an image": changed(
             good,
             token_ids=EncodedTensor.of(ids[: ids.tolist().index(IMAGE) + 4]),
             mm_token_type_ids=EncodedTensor.of(images.token_types[: ids.tolist().index(IMAGE) + 4]),
@@ -249,7 +249,7 @@ def bad_requests() -> dict[str, GenerateRequest]:
 
 
 @pytest.mark.parametrize("reason", bad_requests())
-def test_pictures_that_do_not_fit_their_prompt_are_refused(reason: str) -> None:
+def test_images_that_do_not_fit_their_prompt_are_refused(reason: str) -> None:
     model = make_vision_model("qwen3_vl")
     request = bad_requests()[reason]
     with pytest.raises(BadRequest) as refused:
@@ -257,9 +257,9 @@ def test_pictures_that_do_not_fit_their_prompt_are_refused(reason: str) -> None:
     assert reason in str(refused.value)
 
 
-def test_model_of_text_takes_no_pictures() -> None:
+def test_model_of_text_takes_no_images() -> None:
     request = request_with(*prompt_with(np.random.default_rng(5), (1, 1)))
-    with pytest.raises(BadRequest, match="the model in service takes no pictures"):
+    with pytest.raises(BadRequest, match="the model in service takes no images"):
         job_of(request, EngineLimits(VISION_VOCAB_SIZE, LENGTH, SLOTS, 64))
 
 
@@ -282,9 +282,9 @@ def vllm_config(folder: Path, **multimodal: object) -> SimpleNamespace:
     return SimpleNamespace(hf_config=config, hf_text_config=config.get_text_config(), multimodal_config=settings)
 
 
-def test_vllm_takes_pictures_as_they_are_or_does_not_start(folder: Path, model: PreTrainedModel) -> None:
+def test_vllm_takes_images_as_they_are_or_does_not_start(folder: Path, model: PreTrainedModel) -> None:
     assert vllm_image_limits(vllm_config(folder)) == Vision(model).limits
-    with pytest.raises(RuntimeError, match="normalise pictures twice"):
+    with pytest.raises(RuntimeError, match="normalise images twice"):
         vllm_image_limits(vllm_config(folder, mm_device_do_normalize=True))
 
 
@@ -304,6 +304,6 @@ def test_vllm_knows_the_tensors_by_the_names_of_the_publish(folder: Path, model:
     assert checkpoint_digest(folder, torch.float32) == model_digest(model)
 
 
-def test_requests_with_pictures_may_be_larger(folder: Path, tmp_path: Path) -> None:
+def test_requests_with_images_may_be_larger(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert max_body_bytes(folder) > max_body_bytes(tmp_path) == MAX_BODY_BYTES

@@ -1,4 +1,4 @@
-"""Tiny random Qwen-VL models, pictures for them, and what the models themselves say."""
+"""Tiny random Qwen-VL models, images for them, and what the models themselves say."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from transport.wire.generation import GenerateRequest
 from transport.wire.tensor import EncodedTensor
 
 VISION_START, VISION_END, IMAGE, VIDEO, TWIN = range(VOCAB_SIZE, VOCAB_SIZE + 5)
-"""`TWIN` has the embedding of `IMAGE`: in its place it tells the model that this image token has no picture."""
+"""`TWIN` has the embedding of `IMAGE`: in its place it tells the model that this image token has no image."""
 VISION_VOCAB_SIZE = VOCAB_SIZE + 5
 PATCH_VALUES = 3 * 4 * 4
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
@@ -59,7 +59,7 @@ _IDS = {
 
 
 def make_vision_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """A random model of one of `FAMILIES` that looks at its pictures."""
+    """A random model of one of `FAMILIES` that looks at its images."""
     torch.manual_seed(seed)
     model: PreTrainedModel
     if family == "qwen3_vl":
@@ -93,7 +93,7 @@ def save_vision_model(folder: Path, model: PreTrainedModel) -> Path:
 
 
 def prompt_with(rng: np.random.Generator, *sizes: tuple[int, int]) -> tuple[list[int], Images]:
-    """Text around pictures of `sizes` (rows and columns of merged patches), with random pixels."""
+    """Text around images of `sizes` (rows and columns of merged patches), with random pixels."""
     tokens = rng.integers(3, VOCAB_SIZE, size=4).tolist()
     for rows, columns in sizes:
         text = rng.integers(3, VOCAB_SIZE, size=rng.integers(0, 3)).tolist()
@@ -106,7 +106,7 @@ def prompt_with(rng: np.random.Generator, *sizes: tuple[int, int]) -> tuple[list
 
 def request_with(tokens: list[int], images: Images | None, **fields: object) -> GenerateRequest:
     """The request of the wire."""
-    pictures = (
+    fields_of_images = (
         {}
         if images is None
         else {
@@ -119,7 +119,7 @@ def request_with(tokens: list[int], images: Images | None, **fields: object) -> 
     )
     ids = EncodedTensor.of(np.array(tokens, np.int32))
     defaults = {"request_id": "r", "token_ids": ids, "max_tokens": 8, "seed": 3}
-    return GenerateRequest(**{**defaults, **pictures, **fields})  # type: ignore[arg-type]
+    return GenerateRequest(**{**defaults, **fields_of_images, **fields})  # type: ignore[arg-type]
 
 
 @torch.inference_mode()
@@ -128,13 +128,13 @@ def own_logprobs(
 ) -> torch.Tensor:
     """Log probabilities of `sampled`, by one forward of the model as Hugging Face would run it."""
     ids = torch.tensor([[*prompt, *(TWIN if token == IMAGE else token for token in sampled)]])
-    pictures = {}
+    fields_of_images = {}
     if images is not None:
         types = np.concatenate([images.token_types, np.zeros(len(sampled), np.uint8)])
-        pictures = {
+        fields_of_images = {
             "pixel_values": torch.tensor(images.pixel_values),
             "image_grid_thw": torch.tensor(images.grids),
             "mm_token_type_ids": torch.tensor(types[None].astype(np.int64)),
         }
-    logits = model(ids, use_cache=False, **pictures).logits[0, len(prompt) - 1 : -1].float()
+    logits = model(ids, use_cache=False, **fields_of_images).logits[0, len(prompt) - 1 : -1].float()
     return torch.log_softmax(logits / temperature, dim=-1).gather(1, torch.tensor(sampled)[:, None])[:, 0]

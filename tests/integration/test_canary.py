@@ -27,14 +27,14 @@ async def test_embedded_engine_answers_the_trainers_canary(tmp_path: Path) -> No
     manifest_path = publish(tmp_path / "weights", trained, 1)
     weights = PublishedWeights(
         version=1,
-        manifest_path=str(manifest_path),
+        location=str(manifest_path),
         digest=read_weight_manifest(manifest_path).digest,
         canary=make_canary(policy),
     )
     async with running_engine(base) as engine, running_client(engine, base) as client:
         pool = HttpEngine(EnginesConfig(urls=(str(client.make_url("")),), start_timeout_s=30), "secret")
         await pool.start()
-        await pool.apply_weights(weights.manifest_path, weights.version, weights.digest)
+        await pool.apply_weights(weights.location, weights.version, weights.digest)
         check = CanaryCheck(pool, interval_steps=1, tolerance=TOLERANCE)
         await check.check(weights)
         others = load_policy(ModelConfig(path=base, seq_len=64), torch.device("cpu"))
@@ -42,7 +42,7 @@ async def test_embedded_engine_answers_the_trainers_canary(tmp_path: Path) -> No
         failed = False
         try:
             await CanaryCheck(pool, interval_steps=1, tolerance=TOLERANCE).check(
-                PublishedWeights(version=1, manifest_path="v1", digest=weights.digest, canary=stale)
+                PublishedWeights(version=1, location="v1", digest=weights.digest, canary=stale)
             )
         except CanaryError:
             failed = True

@@ -1,4 +1,4 @@
-"""Pictures in the whole circle: drawn by the environment, seen by the engine, trained on by the trainer.
+"""Images in the whole circle: drawn by the environment, seen by the engine, trained on by the trainer.
 
 `make test` runs it with the embedded engine, `make test-vllm` with vLLM.
 """
@@ -28,7 +28,7 @@ def run_colours(folder: Path, model: Path, *flags: str, timeout_s: float) -> Fin
 
 
 @pytest.mark.timeout(900)
-def test_engine_and_trainer_see_the_same_pictures(tmp_path: Path) -> None:
+def test_engine_and_trainer_see_the_same_images(tmp_path: Path) -> None:
     flags = ("--max-steps", "3", "--orchestrator.max-staleness", "0", "--orchestrator.batch-size", "64")
     run = run_colours(tmp_path, make_model(tmp_path / "model", "0.1"), *flags, timeout_s=600)
     assert run.exit_code == 0, run.output

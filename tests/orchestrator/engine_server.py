@@ -107,7 +107,7 @@ class EngineServer:
             return web.json_response({"error": {"message": "no", "type": "auth"}}, status=403)
         order = msgspec.json.decode(await request.read(), type=ApplyWeights)
         self.asked_versions.append(order.version)
-        if order.manifest_path == "corrupt":
+        if order.location == "corrupt":
             return web.json_response({"error": {"message": "hash mismatch", "type": "weights"}}, status=409)
         if not self.lies_about_weights:
             self.engine.weights = ServedWeights(version=order.version, digest=f"digest-{order.version}")

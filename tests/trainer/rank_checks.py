@@ -47,7 +47,7 @@ def publish_and_fetch(ranks: Ranks) -> None:
     fully_shard(model, mesh=mesh)
     with closing(open_channel(WeightsConfig(channel="collective"), Path(), "run", ranks)) as channel:
         published = channel.publish(model, 3)
-        kind, address = parse_location(published.manifest_path)
+        kind, address = parse_location(published.location)
         assert kind is Channel.COLLECTIVE
         settings = FetchSettings(chunk_bytes=16, lost_timeout_s=60, peer_timeout_s=10)  # over ZeroMQ all the same
         fetched = fetch_weights(address, "run", 3, settings, threading.Event())

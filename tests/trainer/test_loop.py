@@ -52,7 +52,7 @@ class Witness:
         return self.recording.samples(manifest, rows)
 
     def published(self, weights: PublishedWeights) -> None:
-        assert read_weight_manifest(Path(weights.manifest_path)).digest == weights.digest
+        assert read_weight_manifest(Path(weights.location)).digest == weights.digest
         self.told.append(f"published {weights.version}")
 
     def trained(self, step: int) -> None:

@@ -44,7 +44,7 @@ def test_a_run_trains_publishes_commits_and_ends(server, straight_run, model_pat
     trainer.until(lambda: server.progress == (1, 0), STARTUP_S)
     assert server.version == 1
     announced = server.outbox.progress.weights
-    assert read_weight_manifest(Path(announced.manifest_path)).digest == announced.digest
+    assert read_weight_manifest(Path(announced.location)).digest == announced.digest
     server.publish(2, 3)
     until(lambda: server.progress == (3, 2))
     server.publish(4)

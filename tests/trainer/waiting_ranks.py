@@ -88,7 +88,7 @@ def train(ranks: Ranks, inbox: Inbox, folder: Path) -> None:
     for batch in inbox.batches(after=0):
         samples = inbox.fetch(batch, [ranks.rank])
         ranks.require_same(str(batch.step), "what is trained")
-        inbox.published(PublishedWeights(version=batch.step, manifest_path=f"/weights/{batch.step}", digest="digest"))
+        inbox.published(PublishedWeights(version=batch.step, location=f"/weights/{batch.step}", digest="digest"))
         inbox.trained(batch.step)
         inbox.commit(batch.step)
         trained.append(f"{batch.step}: {samples[ranks.rank].trajectory_id}")

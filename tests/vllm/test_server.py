@@ -47,7 +47,7 @@ def children(server: Server, word: str) -> "list[psutil.Process]":
 def test_killed_engine_comes_back_with_version_0(tmp_path: Path, model_dir: Path) -> None:
     manifest = publish(tmp_path / "weights", make_model(1), 1)
     with running_server(tmp_path, model_dir, engine="vllm") as server:
-        order = msgspec.json.encode(ApplyWeights(manifest_path=str(manifest), version=1))
+        order = msgspec.json.encode(ApplyWeights(location=str(manifest), version=1))
         request = urllib.request.Request(server.url + WEIGHTS_PATH, data=order, headers=server.admin)
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.loads(answer.read())["version"] == 1

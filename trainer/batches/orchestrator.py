@@ -75,9 +75,7 @@ class OrchestratorLink:
         """Tell of a policy version."""
         self._report(
             f"to note version {weights.version}",
-            lambda: self._client.weights_published(
-                weights.version, weights.manifest_path, weights.digest, weights.canary
-            ),
+            lambda: self._client.weights_published(weights.version, weights.location, weights.digest, weights.canary),
         )
 
     def trained(self, step: int) -> None:

@@ -93,7 +93,7 @@ class FilePublisher:
         manifest = make_manifest(self._run_id, version, specs.values(), hashes, self._adapter, shards)
         self._ranks.together(lambda: self._reveal(staging, manifest))
         path = version_dir(self._root, version) / MANIFEST_NAME
-        return PublishedWeights(version=version, manifest_path=str(path), digest=manifest.digest)
+        return PublishedWeights(version=version, location=str(path), digest=manifest.digest)
 
     def _make_room(self, staging: Path, shards: Iterable[ShardLayout]) -> bytes:
         self._clear_staging()

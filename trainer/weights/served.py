@@ -71,7 +71,7 @@ class MemoryPublisher:
         self._ranks.barrier()  # who hears of a version may fetch from every rank
         self._server.check()
         location = location_of(self._channel, shares[0].endpoint)
-        return PublishedWeights(version=version, manifest_path=location, digest=offer.manifest.digest)
+        return PublishedWeights(version=version, location=location, digest=offer.manifest.digest)
 
     def close(self) -> None:
         """Engines are not served any more."""

@@ -142,13 +142,11 @@ class BatchClient:
         chunks = _chunks(rows, manifest.columns.num_bytes.numpy(), limit)
         return [sample for chunk in chunks for sample in self._fetch(manifest, chunk)]
 
-    def weights_published(
-        self, version: int, manifest_path: str | Path, digest: str, canary: Canary | None = None
-    ) -> None:
-        """Policy `version` can be loaded from `manifest_path`."""
-        path = str(manifest_path)
+    def weights_published(self, version: int, location: str | Path, digest: str, canary: Canary | None = None) -> None:
+        """Policy `version` can be loaded from `location`."""
+        path = str(location)
         self._report(
-            lambda seq: WeightsPublished(seq=seq, version=version, manifest_path=path, digest=digest, canary=canary)
+            lambda seq: WeightsPublished(seq=seq, version=version, location=path, digest=digest, canary=canary)
         )
 
     def trained(self, step: int) -> None:

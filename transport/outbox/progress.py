@@ -13,7 +13,7 @@ class PublishedWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A policy version that the trainer announced."""
 
     version: int
-    manifest_path: str
+    location: str = msgspec.field(name="manifest_path")
     """As `transport.wire.weights` spells it."""
     digest: str
     canary: Canary | None = None

@@ -119,10 +119,10 @@ def record_report(outbox: Outbox, report: TrainerReport) -> None:
             outbox.mark_trained(step)
         case Committed(step=step):
             outbox.retire(step)
-        case WeightsPublished(version=version, manifest_path=path, digest=digest, canary=canary):
+        case WeightsPublished(version=version, location=path, digest=digest, canary=canary):
             if canary is not None:
                 canary.check()
-            outbox.mark_weights(PublishedWeights(version=version, manifest_path=path, digest=digest, canary=canary))
+            outbox.mark_weights(PublishedWeights(version=version, location=path, digest=digest, canary=canary))
 
 
 def _failure(seq: int, reason: str) -> Reply:

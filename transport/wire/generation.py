@@ -32,9 +32,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Beside the model's own end-of-sequence ids. The token that stopped the generation is part of the reply."""
     adapter: str | None = None
     mm_kwargs: dict[str, EncodedTensor] = {}
-    """Pictures: `pixel_values` (float32[P, D]) and `image_grid_thw` (int64[N, 3]), as in `TrainingSample`."""
+    """Images: `pixel_values` (float32[P, D]) and `image_grid_thw` (int64[N, 3]), as in `TrainingSample`."""
     mm_token_type_ids: EncodedTensor | None = None
-    """uint8[T]: 1 where a token of the prompt stands for a part of a picture. Goes with `mm_kwargs`."""
+    """uint8[T]: 1 where a token of the prompt stands for a part of an image. Goes with `mm_kwargs`."""
 
 
 class GenerateReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -93,6 +93,6 @@ class AppliedWeights(ServedWeights, frozen=True, kw_only=True, omit_defaults=Tru
 class ApplyWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """JSON body of `POST /inference/admin/weights`: load the publish that is there."""
 
-    manifest_path: str
+    location: str = msgspec.field(name="manifest_path")
     """A manifest file, or the address of another channel (`transport/wire/weights.py`)."""
     version: int

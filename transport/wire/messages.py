@@ -57,10 +57,10 @@ class Committed(_Message, frozen=True, tag="committed"):
 
 
 class WeightsPublished(_Message, frozen=True, tag="weights_published"):
-    """Policy `version` can be loaded from `manifest_path`. Answered by `Ack`."""
+    """Policy `version` can be loaded from `location`. Answered by `Ack`."""
 
     version: int
-    manifest_path: str
+    location: str = msgspec.field(name="manifest_path")
     """Where: the path of a manifest file, or the address of another channel (`transport/wire/weights.py`)."""
     digest: str
     canary: Canary | None = None

@@ -74,8 +74,8 @@ def load(config: EnvConfig, engine: Model, tokenizer: Tokenizer | None) -> Verif
     """The environment that `config` names. Raises `UserError`."""
     env, scores_jointly = _load_env(config)
     tasks = _load_tasks(config, env)
-    if tokenizer is not None and tokenizer.images is None and any(_has_picture(task.data) for task in tasks):
-        raise UserError(f"env {config.id!r} shows pictures, and the model in {tokenizer.folder} does not see any")
+    if tokenizer is not None and tokenizer.images is None and any(_has_image(task.data) for task in tasks):
+        raise UserError(f"env {config.id!r} shows images, and the model in {tokenizer.folder} does not see any")
     obstacle = "its episodes are groups" if scores_jointly else _obstacle_to_direct(config, env, tasks)
     if config.driver == "direct" and obstacle is not None:
         raise UserError(f"env {config.id!r} cannot use driver 'direct': {obstacle}; use 'auto' or 'gateway'")
@@ -170,8 +170,8 @@ def _check_tools(config: EnvConfig, env: vf.Env, task: vf.Task) -> None:
         raise UserError(f"env {config.id!r} serves tools, which the token gateway does not support")
 
 
-def _has_picture(data: vf.TaskData) -> bool:
-    """Whether a task opens with a picture; later turns show when they come."""
+def _has_image(data: vf.TaskData) -> bool:
+    """Whether a task opens with an image; later turns show when they come."""
     contents = () if data.prompt is None or isinstance(data.prompt, str) else (each.content for each in data.prompt)
     return any(part.type == "image_url" for content in contents if isinstance(content, list) for part in content)
 

@@ -108,15 +108,15 @@ class Worker:
     def _take(self, tasks: asyncio.TaskGroup, message: FromWorker) -> None:
         match message:
             case Ask():
-                request, pictures = _without_frame(message.request, self._shelf)
+                request, images = _without_frame(message.request, self._shelf)
                 ask = Ask(id=message.id, request=request)
-                self._asks[ask.id] = tasks.create_task(self._answer(ask, pictures))
+                self._asks[ask.id] = tasks.create_task(self._answer(ask, images))
             case AskChat():
                 self._asks[message.id] = tasks.create_task(self._answer(message))
             case Drop() if message.id in self._asks:
                 self._asks[message.id].cancel()
             case RolloutsDone() if self._is_awaited(message.id):
-                results = [_with_shared_pictures(result, self._shelf) for result in message.results]
+                results = [_with_shared_images(result, self._shelf) for result in message.results]
                 self._runs[message.id].set_result(results)
             case Broken() if self._is_awaited(message.id):
                 self._runs[message.id].set_exception(UserError(message.reason))
@@ -128,8 +128,8 @@ class Worker:
         results = self._runs.get(run_id)
         return results is not None and not results.done()
 
-    async def _answer(self, ask: Ask | AskChat, pictures: ImagePatches | None = None) -> None:
-        """`pictures` are held here so that others who ask find them."""
+    async def _answer(self, ask: Ask | AskChat, images: ImagePatches | None = None) -> None:
+        """`images` are held here so that others who ask find them."""
         try:
             self._link.send(await self._reply(ask))
         except EngineError as error:
@@ -156,29 +156,29 @@ def least_busy(workers: Sequence[Worker]) -> Worker:
 
 
 def _without_frame(request: GenerateRequest, shelf: ImageCache) -> tuple[GenerateRequest, ImagePatches | None]:
-    """`request` without the frame it came in, and the pictures in it, shared with all who have the same."""
+    """`request` without the frame it came in, and the images in it, shared with all who have the same."""
     if not request.mm_kwargs:
         return request, None
     digest = xxhash.xxh3_128()
     for name in sorted(request.mm_kwargs):
         digest.update(request.mm_kwargs[name].data)
     try:
-        pictures = ImagePatches((digest.hexdigest(),), **request.mm_kwargs)
+        images = ImagePatches((digest.hexdigest(),), **request.mm_kwargs)
     except (CodecError, TypeError) as error:
-        raise WorkerLinkError(f"the pictures of a message do not make sense: {error}") from error
-    pictures = shelf.setdefault(pictures.digests, pictures)
+        raise WorkerLinkError(f"the images of a message do not make sense: {error}") from error
+    images = shelf.setdefault(images.digests, images)
     text = msgspec.msgpack.encode(msgspec.structs.replace(request, mm_kwargs={}))
     copied = msgspec.msgpack.decode(text, type=GenerateRequest)
-    return msgspec.structs.replace(copied, mm_kwargs=pictures.mm_kwargs), pictures
+    return msgspec.structs.replace(copied, mm_kwargs=images.mm_kwargs), images
 
 
-def _with_shared_pictures(result: Rollout | RolloutFailure, shelf: ImageCache) -> Rollout | RolloutFailure:
-    if isinstance(result, RolloutFailure) or all(branch.pictures is None for branch in result.branches):
+def _with_shared_images(result: Rollout | RolloutFailure, shelf: ImageCache) -> Rollout | RolloutFailure:
+    if isinstance(result, RolloutFailure) or all(branch.images is None for branch in result.branches):
         return result
     branches = [
         branch
-        if branch.pictures is None
-        else msgspec.structs.replace(branch, pictures=shelf.setdefault(branch.pictures.digests, branch.pictures))
+        if branch.images is None
+        else msgspec.structs.replace(branch, images=shelf.setdefault(branch.images.digests, branch.images))
         for branch in result.branches
     ]
     return msgspec.structs.replace(result, branches=tuple(branches))

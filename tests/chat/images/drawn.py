@@ -1,4 +1,4 @@
-"""Pictures and model folders for tests of the image path. No torch."""
+"""Images and model folders for tests of the image path. No torch."""
 
 import base64
 import io
@@ -34,7 +34,7 @@ PROCESSOR = {
 }
 
 
-def picture(seed: int, width: int = 16, height: int = 16, mode: str = "RGB") -> Image.Image:
+def draw(seed: int, width: int = 16, height: int = 16, mode: str = "RGB") -> Image.Image:
     """Noise: every pixel matters."""
     channels = len(Image.new(mode, (1, 1)).getbands())
     values = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
@@ -48,7 +48,7 @@ def data_url(image: Image.Image, form: str = "PNG") -> str:
 
 
 def user(*parts: str) -> dict[str, object]:
-    """A message; parts that are data URLs are pictures."""
+    """A message; parts that are data URLs are images."""
     content = [
         {"type": "image_url", "image_url": {"url": part}}
         if part.startswith("data:")

@@ -11,7 +11,7 @@ from chat.errors import ImageError
 from chat.images.patches import PatchMaker, PatchSettings
 from chat.images.reader import read_image_reader
 from runtime.errors import UserError
-from tests.chat.images.drawn import data_url, picture, user, vision_folder, vision_tokenizer
+from tests.chat.images.drawn import data_url, draw, user, vision_folder, vision_tokenizer
 
 SIZES = [(16, 16), (8, 8), (5, 3), (97, 33), (200, 150), (640, 480), (13, 301)]
 PROCESSORS = {
@@ -35,30 +35,30 @@ async def test_patches_equal_those_of_transformers(name: str, tmp_path: Path) ->
     reader = read_image_reader(tmp_path, vision_tokenizer())
     assert reader is not None
     for seed, (width, height) in enumerate(SIZES):
-        image = picture(seed, width, height)
+        image = draw(seed, width, height)
         expected = theirs(images=[image], return_tensors="np")
-        (ours,) = (await reader.read([user(data_url(image))])).pictures.values()
+        (ours,) = (await reader.read([user(data_url(image))])).images.values()
         assert ours.image_grid_thw.numpy().tolist() == expected["image_grid_thw"].tolist()
         assert ours.pixel_values.numpy().tobytes() == expected["pixel_values"].tobytes()
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "LA"])
-def test_pictures_of_other_modes_become_rgb_as_in_transformers(mode: str) -> None:
-    image = picture(1, 30, 20, mode)
+def test_images_of_other_modes_become_rgb_as_in_transformers(mode: str) -> None:
+    image = draw(1, 30, 20, mode)
     expected = Qwen2VLImageProcessorPil()(images=[image], return_tensors="np")["pixel_values"]
     assert PatchMaker(PatchSettings()).cut(image).patches.tobytes() == expected.tobytes()
 
 
 def test_lossy_formats_are_read(tmp_path: Path) -> None:
-    image = picture(2, 64, 48)
+    image = draw(2, 64, 48)
     for form in ("JPEG", "WEBP"):
-        path = tmp_path / f"picture.{form}"
+        path = tmp_path / f"image.{form}"
         image.save(path, format=form)
         expected = Qwen2VLImageProcessorPil()(images=[Image.open(path)], return_tensors="np")["pixel_values"]
         assert np.array_equal(PatchMaker(PatchSettings()).cut(Image.open(path)).patches, expected)
 
 
-def test_picture_that_is_far_too_long_is_refused() -> None:
+def test_image_that_is_far_too_long_is_refused() -> None:
     with pytest.raises(ImageError, match="200 times"):
         PatchMaker(PatchSettings()).cut(Image.new("RGB", (500, 2)))
 

@@ -40,7 +40,7 @@ MESSAGES = (
     GetSamples(seq=3, step=1, indices=EncodedTensor("int64", (2**40, 7), memoryview(b"x" * 8))),
     Trained(seq=4, step=1),
     Committed(seq=5, step=1),
-    WeightsPublished(seq=6, version=1, manifest_path="/dev/zero", digest="0"),
+    WeightsPublished(seq=6, version=1, location="/dev/zero", digest="0"),
     GetWeights(seq=9, version=1),
     GetWeightBytes(seq=10, version=1, offset=2**62, num_bytes=2**62),
     GetBroadcast(seq=11, version=-1),

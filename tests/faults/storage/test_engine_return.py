@@ -34,7 +34,7 @@ class PublishingTrainer(FakeTrainer):
 
     def _publish(self, step: int) -> tuple[str, str]:
         weights = self._source.publish(step)
-        return weights.manifest_path, weights.digest
+        return weights.location, weights.digest
 
 
 @pytest.fixture

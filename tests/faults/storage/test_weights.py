@@ -132,7 +132,7 @@ async def test_an_engine_that_says_yes_and_serves_the_old_weights_is_named_with_
         assert all(f"version 1 is not live, 0 stays: {liar.url} should serve version 1" in w for w in warnings_seen)
         assert all("serves version 0 (scripted-0)" in warning for warning in warnings_seen)
         liar.lies_about_weights = False
-        source.announce(PublishedWeights(version=1, manifest_path="v1", digest="digest-1"))
+        source.announce(PublishedWeights(version=1, location="v1", digest="digest-1"))
         await until_async(lambda: policy.live == 1, TIMEOUT_S)
 
 

@@ -87,7 +87,7 @@ async def test_request_beyond_the_deadline_is_504_and_frees_its_slot(engine: Tor
 async def test_metrics_count_requests_and_updates(client: TestClient, tmp_path: Path) -> None:
     await client.post(GENERATE_PATH, data=body())
     await client.post(GENERATE_PATH, data=b"nonsense")
-    asked = ApplyWeights(manifest_path=str(publish(tmp_path, make_model(1), 3)), version=3)
+    asked = ApplyWeights(location=str(publish(tmp_path, make_model(1), 3)), version=3)
     await client.post(WEIGHTS_PATH, data=msgspec.json.encode(asked), headers=ADMIN)
     text = generate_latest(client.app[STATE].metrics.registry).decode()  # type: ignore[index]
     for line in (

@@ -1,4 +1,4 @@
-"""Requests with pictures over a real socket, and what is done with them where pictures cannot go."""
+"""Requests with images over a real socket, and what is done with them where images cannot go."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from transport.wire.generation import GenerateReply, GenerateRequest
 from transport.wire.tensor import EncodedTensor
 
 PIXELS = np.random.default_rng(0).random((4096, 48), dtype=np.float32)
-PICTURES = ImagePatches(("d",), EncodedTensor.of(PIXELS), EncodedTensor.of(np.array([[1, 64, 64]], np.int64)))
+IMAGES = ImagePatches(("d",), EncodedTensor.of(PIXELS), EncodedTensor.of(np.array([[1, 64, 64]], np.int64)))
 
 
 def ask() -> GenerateRequest:
@@ -24,12 +24,12 @@ def ask() -> GenerateRequest:
         request_id="r",
         token_ids=EncodedTensor.of(np.array([3, 4], np.int32)),
         max_tokens=4,
-        mm_kwargs=PICTURES.mm_kwargs,
+        mm_kwargs=IMAGES.mm_kwargs,
         mm_token_type_ids=EncodedTensor.of(np.array([1, 0], np.uint8)),
     )
 
 
-async def test_pictures_arrive_whole_also_at_the_second_try() -> None:
+async def test_images_arrive_whole_also_at_the_second_try() -> None:
     server = EngineServer(misbehaviours=[status(503)])
     seen: list[GenerateRequest] = []
     generate = server.engine.generate
@@ -47,19 +47,19 @@ async def test_pictures_arrive_whole_also_at_the_second_try() -> None:
     assert request.mm_token_type_ids == ask().mm_token_type_ids
 
 
-async def test_sglang_gets_no_pictures() -> None:
+async def test_sglang_gets_no_images() -> None:
     client = SglangClient(None, "http://127.0.0.1:9", None, 8)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match="pictures are not supported"):
+    with pytest.raises(EngineError, match="images are not supported"):
         await client.sample(ask(), 1.0)
 
 
-async def test_teachers_score_no_pictures() -> None:
+async def test_teachers_score_no_images() -> None:
     branch = Branch(
         token_ids=np.array([3, 4], np.int32),
         sampled=np.array([False, True]),
         logprobs=np.zeros(2, np.float32),
         versions=(),
-        pictures=PICTURES,
+        images=IMAGES,
         token_types=np.array([1, 0], np.uint8),
     )
     env = ScoredEnv.__new__(ScoredEnv)  # it must not get as far as its teacher
@@ -67,7 +67,7 @@ async def test_teachers_score_no_pictures() -> None:
         await env._score("t/0", branch, 1.0)
 
 
-async def test_few_requests_with_pictures_are_in_memory_at_a_time() -> None:
+async def test_few_requests_with_images_are_in_memory_at_a_time() -> None:
     uploads = Uploads()
     pixels = {"pixel_values": EncodedTensor.of(np.zeros(8, np.float32))}
     ids = EncodedTensor.of(np.zeros(1, np.int32))

@@ -1,4 +1,4 @@
-"""Pictures over several turns: none is lost, none is expanded twice, and samples carry what the model saw."""
+"""Images over several turns: none is lost, none is expanded twice, and samples carry what the model saw."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from orchestrator.engines.protocol import InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.values.rollout import Rollout
-from tests.chat.images.drawn import data_url, picture, user, vision_folder
+from tests.chat.images.drawn import data_url, draw, user, vision_folder
 from transport.wire.codec import decode_sample, encode_sample
 from transport.wire.generation import GenerateRequest
 
-A, B = data_url(picture(1)), data_url(picture(2, 32, 16))
-LARGE = data_url(picture(3, 256, 256))
+A, B = data_url(draw(1)), data_url(draw(2, 32, 16))
+LARGE = data_url(draw(3, 256, 256))
 NUM_A, NUM_B = 4, 8
-"""Tokens of the pictures: 16 and 32 patches, four to a token."""
+"""Tokens of the images: 16 and 32 patches, four to a token."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ async def test_prompt_is_expanded_as_hugging_face_does(tokenizer: Tokenizer, fol
     assert grids(request) == [[1, 4, 4], [1, 4, 8]]
 
 
-async def test_later_turns_keep_earlier_pictures_and_add_their_own(tokenizer: Tokenizer) -> None:
+async def test_later_turns_keep_earlier_images_and_add_their_own(tokenizer: Tokenizer) -> None:
     conversation = Conversation(tokenizer)
     first = await conversation.say(user(A, "what?"))
     second = await conversation.say(user(B, "and this?"))
@@ -93,12 +93,12 @@ async def test_later_turns_keep_earlier_pictures_and_add_their_own(tokenizer: To
         length = before.token_ids.shape[0]
         assert after.token_ids.numpy()[:length].tolist() == before.token_ids.numpy().tolist()
         counts = [np.count_nonzero(each.token_ids.numpy() == image_id(tokenizer)) for each in (before, after)]
-        assert counts[0] <= counts[1] <= NUM_A + NUM_B, "no picture is expanded twice"
+        assert counts[0] <= counts[1] <= NUM_A + NUM_B, "no image is expanded twice"
     start = first.mm_kwargs["pixel_values"].numpy()
     assert second.mm_kwargs["pixel_values"].numpy()[: len(start)].tobytes() == start.tobytes()
 
 
-async def test_sample_carries_pictures_and_modalities(tokenizer: Tokenizer) -> None:
+async def test_sample_carries_images_and_modalities(tokenizer: Tokenizer) -> None:
     conversation = Conversation(tokenizer)
     await conversation.say(user(A, "what?"))
     request = await conversation.say(user(B, "and this?"))
@@ -112,17 +112,17 @@ async def test_sample_carries_pictures_and_modalities(tokenizer: Tokenizer) -> N
     types = sample.mm_token_type_ids.numpy()
     assert types.tolist() == (sample.token_ids.numpy() == image_id(tokenizer)).astype(int).tolist()
     assert not types[branch.sampled].any()
-    assert branch.pictures is not None
-    assert sample_of(branch).mm_kwargs["pixel_values"] is branch.pictures.pixel_values, "shared, not copied"
+    assert branch.images is not None
+    assert sample_of(branch).mm_kwargs["pixel_values"] is branch.images.pixel_values, "shared, not copied"
 
 
 async def test_sampled_tokens_are_text_whatever_their_ids(tokenizer: Tokenizer) -> None:
-    """Sessions refuse such replies; should one get through, it must not take a picture's place."""
+    """Sessions refuse such replies; should one get through, it must not take an image's place."""
     conversation = Conversation(tokenizer)
     conversation._reply[0] = image_id(tokenizer)
     trajectory = conversation.session.trajectory
     seen = await tokenizer.images.read([user(A, "what?")])  # type: ignore[union-attr]
-    prompt = trajectory.prompt(seen.messages, pictures=seen.pictures)
+    prompt = trajectory.prompt(seen.messages, images=seen.images)
     from tests.chat.replies import make_reply
 
     trajectory.record(prompt, make_reply(conversation._reply.tolist()))
@@ -140,14 +140,14 @@ async def test_forked_conversation_has_in_each_branch_what_that_branch_saw(token
     conversation.chat = trunk
     await conversation.say(user("sure?"))
     with_both, with_first = conversation.session.trajectory.branches()
-    assert [len(branch.pictures.digests) for branch in (with_both, with_first) if branch.pictures] == [2, 1]
+    assert [len(branch.images.digests) for branch in (with_both, with_first) if branch.images] == [2, 1]
     for branch in (with_both, with_first):
         assert branch.token_types is not None
-        assert branch.pictures is not None
-        assert branch.token_types.sum() * 4 == branch.pictures.pixel_values.shape[0]
+        assert branch.images is not None
+        assert branch.token_types.sum() * 4 == branch.images.pixel_values.shape[0]
 
 
-async def test_conversation_without_pictures_is_plain_text(tokenizer: Tokenizer) -> None:
+async def test_conversation_without_images_is_plain_text(tokenizer: Tokenizer) -> None:
     conversation = Conversation(tokenizer)
     request = await conversation.say(user("hello"))
     (branch,) = conversation.session.trajectory.branches()
@@ -175,21 +175,21 @@ async def test_messages_keep_no_pixels(tokenizer: Tokenizer) -> None:
     played = session(tokenizer)
     await played.complete([user(LARGE, "what?")])
     (branch,) = played.trajectory.branches()
-    assert branch.pictures is not None
+    assert branch.images is not None
     assert len(str(played.trajectory.messages)) < 500
 
 
 @pytest.mark.parametrize("text", ["<|image_pad|>", "a<|video_pad|>b"])
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
-async def test_text_that_pretends_to_be_a_picture_is_caught(tokenizer: Tokenizer, text: str, role: str) -> None:
+async def test_text_that_pretends_to_be_a_image_is_caught(tokenizer: Tokenizer, text: str, role: str) -> None:
     for content in (text, [{"type": "text", "text": text}]):
-        with pytest.raises(ImageError, match="stands for a picture or video"):
+        with pytest.raises(ImageError, match="stands for an image or video"):
             await session(tokenizer).complete([{"role": role, "content": content}, user(A)])
 
 
 async def test_placeholder_in_an_edited_reply_is_caught_too(tokenizer: Tokenizer) -> None:
     edited = {"role": "assistant", "content": "<|image_pad|>"}
-    with pytest.raises(ImageError, match="2 placeholders for 1 pictures"):
+    with pytest.raises(ImageError, match="2 placeholders for 1 images"):
         await session(tokenizer).complete([user(A), edited, user("and?")])
 
 
@@ -203,7 +203,7 @@ async def test_sampled_placeholder_costs_the_rollout(tokenizer: Tokenizer, place
     assert not played.trajectory.messages
 
 
-async def test_model_of_text_refuses_pictures(tmp_path: Path) -> None:
+async def test_model_of_text_refuses_images(tmp_path: Path) -> None:
     folder = vision_folder(tmp_path)
     (folder / "config.json").write_text("{}")
     with pytest.raises(ImageError, match="does not see any"):

@@ -96,14 +96,14 @@ async def pool(*servers: CanaryServer) -> AsyncIterator[HttpEngine]:
 
 def published(version: int) -> PublishedWeights:
     return PublishedWeights(
-        version=version, manifest_path=f"v{version}", digest=f"digest-{version}", canary=canary_of(version)
+        version=version, location=f"v{version}", digest=f"digest-{version}", canary=canary_of(version)
     )
 
 
 async def give(engine: HttpEngine, check: CanaryCheck, version: int) -> None:
     """As the policy does: the read-back passes, then the canary is asked."""
     weights = published(version)
-    await engine.apply_weights(weights.manifest_path, weights.version, weights.digest)
+    await engine.apply_weights(weights.location, weights.version, weights.digest)
     await check.check(weights)
 
 
@@ -162,7 +162,7 @@ async def test_canary_that_nobody_answered_is_asked_again_at_the_next_version() 
 async def test_engine_without_a_model_and_trainer_without_a_canary_are_left_alone() -> None:
     scripted = CanaryCheck(ScriptedEngine(16, 0), interval_steps=1, tolerance=0.01)
     await scripted.check(published(1))
-    await scripted.check(PublishedWeights(version=2, manifest_path="v2", digest="d"))
+    await scripted.check(PublishedWeights(version=2, location="v2", digest="d"))
 
 
 class Stopped(TransportError):

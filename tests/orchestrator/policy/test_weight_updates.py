@@ -45,7 +45,7 @@ class FlakyEngine(ScriptedEngine):
         self.hangs = False
         self.disagrees = False
 
-    async def apply_weights(self, manifest_path: str, version: int, digest: str) -> None:
+    async def apply_weights(self, location: str, version: int, digest: str) -> None:
         self.asked.append(version)
         self.before_apply()
         if self.hangs:
@@ -53,7 +53,7 @@ class FlakyEngine(ScriptedEngine):
         if self.num_refusals:
             self.num_refusals -= 1
             raise EngineError("the shard is torn")
-        await super().apply_weights(manifest_path, version, digest)
+        await super().apply_weights(location, version, digest)
         self.disagrees = False
 
     async def served(self) -> ServedWeights:
@@ -63,7 +63,7 @@ class FlakyEngine(ScriptedEngine):
 
 
 def published(version: int) -> PublishedWeights:
-    return PublishedWeights(version=version, manifest_path=f"v{version}", digest=f"digest-{version}")
+    return PublishedWeights(version=version, location=f"v{version}", digest=f"digest-{version}")
 
 
 def make_policy(engine: FlakyEngine, source: Announcements, live: list[int] | None = None) -> WeightUpdates:

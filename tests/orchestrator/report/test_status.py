@@ -66,7 +66,7 @@ async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_p
     """Admission may use the version at once: a trainer that froze between the two must not look like a backlog."""
     health = Health("orchestrator", stall_timeout_s=60)
     outbox = Outbox(tmp_path, "run")
-    outbox.mark_weights(PublishedWeights(version=2, manifest_path="weights/v2", digest="x"))
+    outbox.mark_weights(PublishedWeights(version=2, location="weights/v2", digest="x"))
     async with BatchServer("tcp://127.0.0.1:0", outbox) as server:
         StatusReporter(
             server, BatchAssembler(8, 5, CompletedPositions()), health, in_flight=lambda: 0, batch_size=8

@@ -102,7 +102,7 @@ def test_a_rank_fetches_only_the_rows_it_asks_for():
 def test_the_first_rank_publishes_and_every_link_knows_what_is_trained_and_committed(rank, told, tmp_path):
     source = Shelf(1)
     box = inbox(source, TwoRanks(rank, 2, torch.device("cpu")))
-    box.published(PublishedWeights(version=3, manifest_path="v3", digest="digest"))
+    box.published(PublishedWeights(version=3, location="v3", digest="digest"))
     box.trained(3)
     box.commit(3)
     box.close("bye")

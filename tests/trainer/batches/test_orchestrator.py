@@ -92,7 +92,7 @@ def test_a_batch_that_is_damaged_on_the_disk_ends_the_trainer_with_its_path(serv
 def test_reports_reach_the_outbox_in_their_order(server, rank, tmp_path):
     server.publish(1)
     link = rank.link(server.endpoint)
-    link.published(PublishedWeights(version=1, manifest_path=str(tmp_path / "manifest.json"), digest="digest"))
+    link.published(PublishedWeights(version=1, location=str(tmp_path / "manifest.json"), digest="digest"))
     assert (server.version, server.progress) == (1, (0, 0))
     link.trained(1)
     assert server.progress == (1, 0)

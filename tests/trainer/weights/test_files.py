@@ -49,7 +49,7 @@ def expected_digest(weights: dict[str, torch.Tensor]) -> str:
 def test_a_publish_is_what_the_safetensors_library_would_write(root, model, tmp_path):
     published = FilePublisher(root, "run", 3, ALONE).publish(model, 7)
     save_file(named_weights(model), tmp_path / "reference.safetensors", metadata={"format": "pt"})
-    folder = Path(published.manifest_path).parent
+    folder = Path(published.location).parent
     assert folder == version_dir(root, 7)
     assert (folder / "model-00001-of-00001.safetensors").read_bytes() == (
         tmp_path / "reference.safetensors"
@@ -58,25 +58,25 @@ def test_a_publish_is_what_the_safetensors_library_would_write(root, model, tmp_
 
 def test_tied_weights_are_published_once_under_their_first_name(root, model):
     published = FilePublisher(root, "run", 3, ALONE).publish(model, 0)
-    names = [entry.name for entry in read_weight_manifest(Path(published.manifest_path)).tensors]
+    names = [entry.name for entry in read_weight_manifest(Path(published.location)).tensors]
     assert sorted(names) == ["first.bias", "first.weight", "scale", "second.bias"]
 
 
 def test_the_digest_is_that_of_the_tensors_and_hashes_are_those_of_the_bytes(root, model):
     published = FilePublisher(root, "run", 3, ALONE).publish(model, 1)
-    manifest = read_weight_manifest(Path(published.manifest_path))
+    manifest = read_weight_manifest(Path(published.location))
     assert manifest.digest == published.digest == expected_digest(named_weights(model))
     assert (manifest.run_id, manifest.version) == ("run", 1)
     for shard in manifest.shards:
-        content = (Path(published.manifest_path).parent / shard.file).read_bytes()
+        content = (Path(published.location).parent / shard.file).read_bytes()
         assert len(content) == shard.num_bytes
 
 
 def test_a_model_in_several_files_has_the_same_digest(root, model):
     whole = FilePublisher(root, "run", 3, ALONE).publish(model, 1)
     split = FilePublisher(root, "run", 3, ALONE, max_shard_bytes=100).publish(model, 2)
-    files = sorted(Path(split.manifest_path).parent.glob("*.safetensors"))
-    assert len(files) == len(read_weight_manifest(Path(split.manifest_path)).shards) > 1
+    files = sorted(Path(split.location).parent.glob("*.safetensors"))
+    assert len(files) == len(read_weight_manifest(Path(split.location)).shards) > 1
     assert split.digest == whole.digest
     loaded = {name: value for file in files for name, value in load_file(file).items()}
     assert all(torch.equal(loaded[name], value) for name, value in named_weights(model).items())
@@ -97,7 +97,7 @@ def test_publishing_a_version_again_replaces_it(root, model):
         model.first.weight.add_(1.0)
     second = publisher.publish(model, 1)
     assert second.digest != first.digest
-    assert read_weight_manifest(Path(second.manifest_path)).digest == second.digest
+    assert read_weight_manifest(Path(second.location)).digest == second.digest
     assert [path.name for path in root.iterdir()] == ["v00000001"]
 
 
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_the_old_version_and_ends_with_a_storage_error(root, 
     before = publisher.publish(model, 1)
     with file_size_limit(100_000), pytest.raises(StorageError, match=r"rank 0: .*File too large"):
         publisher.publish(model, 2)
-    assert read_weight_manifest(Path(before.manifest_path)).digest == before.digest
+    assert read_weight_manifest(Path(before.location)).digest == before.digest
     assert [path.name for path in root.iterdir()] == ["v00000001"], "no leftover takes room"
     assert publisher.publish(model, 2).digest == before.digest
 

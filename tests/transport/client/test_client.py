@@ -133,7 +133,7 @@ def test_reports_become_durable_progress_and_wake_the_orchestrator(served: Serve
             link.committed(2)
         for wait in waits:
             wait.result(5)
-    weights = PublishedWeights(version=2, manifest_path="/w/2", digest="digest")
+    weights = PublishedWeights(version=2, location="/w/2", digest="digest")
     assert served.server.weights == weights
     assert (served.server.last_trained, served.server.last_committed) == (2, 2)
     assert Outbox(outbox.directory, RUN).progress == outbox.progress

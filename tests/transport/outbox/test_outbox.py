@@ -73,7 +73,7 @@ def test_frames_stay_when_their_file_is_retired(outbox: Outbox) -> None:
 def test_a_new_process_finds_everything(outbox: Outbox) -> None:
     filled(outbox, 3)
     outbox.mark_trained(2)
-    outbox.mark_weights(PublishedWeights(version=2, manifest_path="/w/2", digest="d"))
+    outbox.mark_weights(PublishedWeights(version=2, location="/w/2", digest="d"))
     reopened = Outbox(outbox.directory, RUN)
     assert reopened.steps() == [1, 2, 3]
     assert reopened.next_step == 4

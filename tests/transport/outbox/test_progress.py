@@ -8,7 +8,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["trained", "committed"]), st.intege
 
 
 def weights(version: int, digest: str = "d") -> PublishedWeights:
-    return PublishedWeights(version=version, manifest_path=f"/w/{version}", digest=digest)
+    return PublishedWeights(version=version, location=f"/w/{version}", digest=digest)
 
 
 def apply(progress: ReportedProgress, event: tuple[str, int]) -> ReportedProgress:
@@ -68,6 +68,6 @@ def test_same_version_with_another_digest_replaces() -> None:
 
 def test_newest_version_at_another_place_replaces_it() -> None:
     """A trainer that serves weights from memory comes back under another address."""
-    old = PublishedWeights(version=4, manifest_path="zmq:tcp://a:1", digest="d")
-    new = PublishedWeights(version=4, manifest_path="zmq:tcp://a:2", digest="d")
+    old = PublishedWeights(version=4, location="zmq:tcp://a:1", digest="d")
+    new = PublishedWeights(version=4, location="zmq:tcp://a:2", digest="d")
     assert ReportedProgress(run_id="r").with_weights(old).with_weights(new).weights == new

@@ -121,9 +121,9 @@ def test_the_same_row_many_times_counts_many_times(outbox: Outbox) -> None:
 def test_reports_in_any_order_and_number_end_in_the_same_progress(outbox: Outbox) -> None:
     reports = [
         Trained(seq=1, step=1),
-        WeightsPublished(seq=2, version=1, manifest_path="/w/1", digest="d1"),
+        WeightsPublished(seq=2, version=1, location="/w/1", digest="d1"),
         Trained(seq=3, step=2),
-        WeightsPublished(seq=4, version=2, manifest_path="/w/2", digest="d2"),
+        WeightsPublished(seq=4, version=2, location="/w/2", digest="d2"),
         Committed(seq=5, step=2),
     ]
     for report in (*reports, *reversed(reports), *reports):

@@ -160,21 +160,21 @@ async def test_runs_are_spread_over_the_workers(tokenizer: Tokenizer) -> None:
         assert used == set(pids_of(adapter))
 
 
-async def test_rollouts_in_different_workers_share_one_copy_of_their_picture(tmp_path: Path) -> None:
+async def test_rollouts_in_different_workers_share_one_copy_of_their_image(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(vision_folder(tmp_path))
     engine = random_engine(tokenizer)
     async with started(toy(tokenizer, engine, num_workers=2), engine) as adapter:
         rollouts: list[Rollout] = []
         for _ in range(50):
-            runs = [adapter.run(request_for(adapter, group_id="picture/0/0", seed=index)) for index in range(8)]
+            runs = [adapter.run(request_for(adapter, group_id="image/0/0", seed=index)) for index in range(8)]
             results = [result for results in await asyncio.gather(*runs) for result in results]
             rollouts += [result for result in results if isinstance(result, Rollout)]  # some sample a placeholder
             if len({rollout.metrics["pid"] for rollout in rollouts}) == 2:
                 break
-    pictures = {id(rollout.branches[0].pictures) for rollout in rollouts}
+    images = {id(rollout.branches[0].images) for rollout in rollouts}
     assert len({rollout.metrics["pid"] for rollout in rollouts}) == 2
-    assert len(pictures) == 1
-    assert rollouts[0].branches[0].pictures is not None
+    assert len(images) == 1
+    assert rollouts[0].branches[0].images is not None
 
 
 async def test_blocking_environment_leaves_the_loop_of_the_orchestrator_free(

@@ -21,7 +21,7 @@ from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.envs.workers.child import main
 from orchestrator.values.rollout import Example, Rollout, RolloutFailure
 from runtime.errors import UserError
-from tests.chat.images.drawn import data_url, picture, user
+from tests.chat.images.drawn import data_url, draw, user
 from tests.support.waiting import until
 
 LONGEST_BLOCK_S = 120.0
@@ -76,9 +76,9 @@ class ToyAdapter:
 
 
 def message(request: RolloutRequest) -> dict[str, object]:
-    """With a picture, where the group id asks for one."""
+    """With an image, where the group id asks for one."""
     text = f"go {request.example.example_id}"
-    return user(data_url(picture(1)), text) if "picture" in request.group_id else {"role": "user", "content": text}
+    return user(data_url(draw(1)), text) if "image" in request.group_id else {"role": "user", "content": text}
 
 
 def misbehave(group_id: str) -> None:

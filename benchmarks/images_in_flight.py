@@ -1,10 +1,10 @@
-"""What pictures cost the orchestrator in memory: 256 rollouts in flight, with 1 MB of pixels each, then their batch.
+"""What images cost the orchestrator in memory: 256 rollouts in flight, with 1 MB of pixels each, then their batch.
 
-    python -m benchmarks.pictures_in_flight
+    python -m benchmarks.images_in_flight
 
 Resident memory of a fresh process that plays the orchestrator: real sessions and the real HTTP client, at an engine in
-another process that answers nobody before all have asked. `held` is each different picture once. Every rollout has a
-picture of its own (`group_size_1`), or sixteen share one. `benchmarks/multimodal.py` measures the way to the trainer.
+another process that answers nobody before all have asked. `held` is each different image once. Every rollout has a
+image of its own (`group_size_1`), or sixteen share one. `benchmarks/multimodal.py` measures the way to the trainer.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from transport.wire.tensor import EncodedTensor
 
 NUM_ROLLOUTS = 256
 SIDE = 296
-"""Pixels of a picture's side: 1.05 MB as float32 patches of one frame."""
+"""Pixels of an image's side: 1.05 MB as float32 patches of one frame."""
 RUN = "bench"
 
 
@@ -73,7 +73,7 @@ def serve_waiting(num_rollouts: int) -> None:
 
 
 def message(number: int) -> dict[str, object]:
-    """A message with picture `number`: noise, packed so that its file is small against its patches."""
+    """A message with image `number`: noise, packed so that its file is small against its patches."""
     values = np.random.default_rng(number).integers(0, 256, (SIDE // 8, SIDE // 8, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(values).resize((SIDE, SIDE), Image.Resampling.NEAREST).save(file, format="PNG")
@@ -94,7 +94,7 @@ async def measure_memory(url: str, folder: Path, num_rollouts: int, group_size: 
     watch.cancel()
     in_flight = max(await watch, harness.memory_bytes())
     branches = [played.trajectory.branches() for played in sessions]
-    held = sum({id(b.pictures): b.pictures.pixel_values.num_bytes for (b,) in branches if b.pictures}.values())
+    held = sum({id(b.images): b.images.pixel_values.num_bytes for (b,) in branches if b.images}.values())
     rollouts = [Rollout("env", "0", 1.0, each, 1.0, False, {}, (), 0.0) for each in branches]
     samples = [
         sample
@@ -126,7 +126,7 @@ async def _peak() -> int:
 
 def memory(num_rollouts: int, group_size: int, folder: Path) -> dict[str, float]:
     """`measure_memory` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.pictures_in_flight"]
+    command = [sys.executable, "-m", "benchmarks.images_in_flight"]
     with subprocess.Popen(
         [*command, "serve", str(num_rollouts)], stdout=subprocess.PIPE, text=True, cwd=harness.ROOT
     ) as server:
@@ -144,7 +144,7 @@ def memory(num_rollouts: int, group_size: int, folder: Path) -> dict[str, float]
 
 
 def make_folder(folder: Path) -> Path:
-    """The tiny vision model, for larger pictures than it was made for."""
+    """The tiny vision model, for larger images than it was made for."""
     command = [sys.executable, "-m", "tiny_models", "--task", "colour", "--out", str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=harness.ROOT)
     path = folder / "preprocessor_config.json"
@@ -159,7 +159,7 @@ def measure() -> dict[str, object]:
         folder = make_folder(Path(directory) / "model")
         memories = {f"group_size_{size}": memory(NUM_ROLLOUTS, size, folder) for size in (1, 16)}
     return {
-        "workload": {"rollouts": NUM_ROLLOUTS, "pixel_bytes_per_picture": SIDE * SIDE * 3 * 4},
+        "workload": {"rollouts": NUM_ROLLOUTS, "pixel_bytes_per_image": SIDE * SIDE * 3 * 4},
         "memory": memories,
     }
 
@@ -171,4 +171,4 @@ if __name__ == "__main__":
         case ["memory", url, folder, num_rollouts, group_size]:
             print(json.dumps(uvloop.run(measure_memory(url, Path(folder), int(num_rollouts), int(group_size)))))
         case _:
-            harness.main("pictures_in_flight", __doc__, measure)
+            harness.main("images_in_flight", __doc__, measure)
