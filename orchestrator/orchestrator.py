@@ -1,7 +1,7 @@
 """`Orchestrator`: wires the parts. No part knows it; each is told whom to wake by a callback.
 
      examples            rollouts            groups             batch N
-    ExampleOrder ──▶ Scheduler ──▶ Collector ──▶ Lineup ──▶ Batcher ──▶ Outbox ══ BatchServer ══▶ trainer
+    ExampleOrder ──▶ Scheduler ──▶ Collector ──▶ Assembler ──▶ Batcher ──▶ Outbox ══ BatchServer ══▶ trainer
                        ▲   │ tokens                                                                  │
                        │   ▼                                                                         ▼
                      Policy.live ◀── verified ── engines ◀── Policy ◀══ BatchServer ◀══ weights announced
@@ -20,8 +20,8 @@
 | watch     | health of the engines  | news for people | a second to pass                | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
-plus less than a group per batch (`admission.py`; under `staleness_policy = "drop"`, plus `max_in_flight`); untrained
-batches <= `max_ahead`.
+plus less than a group per batch (`batches/staleness_policy.py`; under `staleness_policy = "drop"`, plus
+`max_in_flight`); untrained batches <= `max_ahead`.
 """
 
 import asyncio
@@ -31,8 +31,9 @@ from contextlib import AsyncExitStack
 
 from loguru import logger
 
+from orchestrator.batches.assembler import BatchAssembler
 from orchestrator.batches.batcher import Batcher, BatchWriter
-from orchestrator.batches.staleness_policy import AdmissionRule, make_assembler
+from orchestrator.batches.staleness_policy import make_policy
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.data.curriculum import make_curricula
 from orchestrator.data.examples import EnvShare, ExampleOrder
@@ -120,13 +121,13 @@ class Orchestrator:
         self._batcher = self._make_batcher()
         self._pulse = StatusReporter(
             server,
-            self._lineup,
+            self._assembler,
             health,
             in_flight=lambda: self._scheduler.in_flight,
             batch_size=config.batch_size,
             more_facts=more_facts,
         )
-        self._last_cut = (time.monotonic(), 0.0, 0.0)
+        self._last_shipped = (time.monotonic(), 0.0, 0.0)
 
     def _open(self, run_dir: RunDir, order: str) -> None:
         """Everything durable, as the process before left it."""
@@ -134,7 +135,9 @@ class Orchestrator:
         state = load_state(run_dir.state / STATE_NAME)
         done = resume(state, next_step, run_id=config.run.name, order=order)
         self._ledger = Ledger(run_dir.ledger / LEDGER_NAME, done)
-        self._lineup = make_assembler(config, next_step, done, lambda groups: normalise_batch(groups, self._rules))
+        self._assembler = BatchAssembler(
+            make_policy(config), next_step, done, lambda groups: normalise_batch(groups, self._rules)
+        )
         rollout_log = RolloutLog(run_dir.rollouts if config.save_rollouts else None)
         history = History(run_dir.state / HISTORY_NAME, next_step, self._curricula) if self._curricula.by_env else None
         self._writer = BatchWriter(
@@ -143,16 +146,8 @@ class Orchestrator:
 
     def _make_scheduler(self, order: ExampleOrder) -> Scheduler:
         config = self._config
-        rule = AdmissionRule(
-            batch_size=config.batch_size,
-            largest_group=config.largest_group,
-            max_staleness=config.max_staleness,
-            max_in_flight=config.max_in_flight,
-            max_steps=config.max_steps,
-            drops_stale=config.staleness_policy == "drop",
-        )
         collector = Collector(
-            self._lineup,
+            self._assembler,
             self._ledger,
             self._rules,
             FailureGuard(config.max_error_rate, config.error_window),
@@ -164,25 +159,24 @@ class Orchestrator:
         return Scheduler(
             envs,
             order,
-            rule,
             collector,
             lambda: self._policy.live,
             config.seed,
             self._health,
             self._engine.availability,
+            max_in_flight=config.max_in_flight,
         )
 
     def _make_batcher(self) -> Batcher:
         return Batcher(
-            self._lineup,
+            self._assembler,
             self._server,
             self._ledger,
             self._writer,
             self._health,
-            max_staleness=self._config.max_staleness,
             max_ahead=self._config.server.max_ahead,
             max_steps=self._config.max_steps,
-            on_cut=self._report,
+            on_shipped=self._report,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -310,15 +304,15 @@ class Orchestrator:
     def _wake_batcher(self) -> None:
         self._batcher.notify()
 
-    async def _report(self, cut: AssembledBatch) -> None:
+    async def _report(self, batch: AssembledBatch) -> None:
         """A batch is durable and announced. The numbers are added up in a thread: a batch may hold thousands."""
         now, policy_s, trainer_s = (
             time.monotonic(),
             self._scheduler.waited_for_policy_s,
             self._batcher.waited_for_trainer_s,
         )
-        last_at, last_policy_s, last_trainer_s = self._last_cut
-        self._last_cut = (now, policy_s, trainer_s)
+        last_at, last_policy_s, last_trainer_s = self._last_shipped
+        self._last_shipped = (now, policy_s, trainer_s)
         times = StepTimes(
             duration_s=now - last_at,
             waited_for_policy_s=policy_s - last_policy_s,
@@ -326,11 +320,11 @@ class Orchestrator:
             in_flight=self._scheduler.in_flight,
             live_version=self._policy.live,
         )
-        values = await asyncio.to_thread(step_metrics, cut, times)
+        values = await asyncio.to_thread(step_metrics, batch, times)
         values |= {f"update/{phase}": seconds for phase, seconds in self._policy.update_times.items()}
-        await asyncio.to_thread(self._metrics.log, cut.step, values)
-        self._health.progress(step=cut.step, version=self._policy.live, in_flight=self._scheduler.in_flight)
-        logger.info(step_line(cut.step, self._config.max_steps, values))
+        await asyncio.to_thread(self._metrics.log, batch.step, values)
+        self._health.progress(step=batch.step, version=self._policy.live, in_flight=self._scheduler.in_flight)
+        logger.info(step_line(batch.step, self._config.max_steps, values))
 
 
 def open_outbox(run_dir: RunDir, run_id: str, *, keep_retired: bool = False) -> Outbox:

@@ -1,7 +1,7 @@
-"""`Batcher`: takes complete batches from the line, makes them durable, and announces them, one at a time.
+"""`Batcher`: takes complete batches from the assembler, makes them durable, and announces them, one at a time.
 
-The order of writes is derived in `state.py`. Blocking work (encoding, fsync) runs in threads. A cut that has begun is
-finished even when the batcher is cancelled, so that a clean shutdown never stands between two writes.
+The order of writes is derived in `state.py`. Blocking work (encoding, fsync) runs in threads. A batch whose writing
+has begun is finished even when the batcher is cancelled, so that a clean shutdown never stands between two writes.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from loguru import logger
 
 from orchestrator.batches.assembler import BatchAssembler
 from orchestrator.batches.samples import to_samples
-from orchestrator.errors import InvariantError
 from orchestrator.records.history import History
 from orchestrator.records.ledger import Ledger
 from orchestrator.records.rollout_log import RolloutLog
 from orchestrator.records.state import BatchState, save_state
-from orchestrator.values.batch import AssembledBatch, staleness
+from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.staleness import check_staleness
 from runtime.errors import StorageError
 from runtime.health.health import Health
 from transport.errors import OutboxError
@@ -36,31 +36,22 @@ LOOP = "batcher"
 _T = TypeVar("_T")
 
 
-def encoded_batch(run_id: str, cut: AssembledBatch) -> EncodedBatch:
-    """The batch of a cut: all samples of its trained rollouts, in the order of the cut."""
+def encoded_batch(run_id: str, batch: AssembledBatch) -> EncodedBatch:
+    """All samples of the trained rollouts of `batch`, in its order."""
     samples = [
         sample
-        for scored in cut.trained
+        for scored in batch.trained
         for index, rollout, advantage in scored.trainable
         for sample in to_samples(
             rollout,
             advantage=advantage,
             run_id=run_id,
-            group_id=scored.group.ticket.key.id,
-            trajectory_id=f"{scored.group.ticket.key.id}#{index}",
+            group_id=scored.id,
+            trajectory_id=f"{scored.id}#{index}",
             weights=scored.weights,
         )
     ]
-    return build_batch(run_id, cut.step, samples)
-
-
-def check_staleness(cut: AssembledBatch, max_staleness: int) -> None:
-    """The promise of `admission.py`, checked at every cut."""
-    worst = max(staleness(cut.step, cut.groups), default=0)
-    if worst > max_staleness:
-        raise InvariantError(
-            f"batch {cut.step} holds a sample of staleness {worst}, above max_staleness {max_staleness}"
-        )
+    return build_batch(run_id, batch.step, samples)
 
 
 class BatchWriter:
@@ -85,42 +76,40 @@ class BatchWriter:
         self._history = history
         self._rollout_log = rollout_log
 
-    def prepare(self, cut: AssembledBatch) -> EncodedBatch:
+    def prepare(self, batch: AssembledBatch) -> EncodedBatch:
         """Save all that must be there first; the batch that may now be stored. Safe to repeat. Raises `OSError`."""
-        batch = encoded_batch(self._run_id, cut)
-        self._rollout_log.write(cut)
+        encoded = encoded_batch(self._run_id, batch)
+        self._rollout_log.write(batch)
         self._ledger.flush()
         if self._history is not None:
-            self._history.write(cut)
-        save_state(self._state_path, BatchState.of(self._run_id, self._order, cut.step, self.done, cut.done))
-        return batch
+            self._history.write(batch)
+        save_state(self._state_path, BatchState.of(self._run_id, self._order, batch.step, self.done, batch.done))
+        return encoded
 
 
 class Batcher:
-    """`notify` wakes it: a group is final. `on_cut` is awaited when a batch is durable and announced."""
+    """`notify` wakes it: a group is final. `on_shipped` is awaited when a batch is durable and announced."""
 
     def __init__(
         self,
-        lineup: BatchAssembler,
+        assembler: BatchAssembler,
         server: BatchServer,
         ledger: Ledger,
         writer: BatchWriter,
         health: Health,
         *,
-        max_staleness: int,
         max_ahead: int,
         max_steps: int,
-        on_cut: Callable[[AssembledBatch], Awaitable[None]],
+        on_shipped: Callable[[AssembledBatch], Awaitable[None]],
     ) -> None:
-        self._lineup = lineup
+        self._assembler = assembler
         self._server = server
         self._ledger = ledger
         self._writer = writer
         self._health = health
-        self._max_staleness = max_staleness
         self._max_ahead = max_ahead
         self._max_steps = max_steps
-        self._on_cut = on_cut
+        self._on_shipped = on_shipped
         self._changed = asyncio.Event()
         self.waited_for_trainer_s = 0.0
         """Time that complete batches waited for the trainer, in all."""
@@ -132,17 +121,17 @@ class Batcher:
     async def run(self) -> None:
         """Ship until batch `max_steps` is durable."""
         while self._server.outbox.next_step <= self._max_steps:
-            cut = await self._next_cut()
+            batch = await self._next_batch()
             await self._room()
-            await _to_the_end(self._ship(cut))
-            await self._on_cut(cut)
+            await _to_the_end(self._ship(batch))
+            await self._on_shipped(batch)
 
-    async def _next_cut(self) -> AssembledBatch:
-        while not self._lineup.cuts:
+    async def _next_batch(self) -> AssembledBatch:
+        while not self._assembler.complete:
             self._changed.clear()
-            with self._health.waiting(f"groups for batch {self._lineup.next_step}", loop=LOOP):
+            with self._health.waiting(f"groups for batch {self._assembler.next_step}", loop=LOOP):
                 await self._changed.wait()
-        return self._lineup.cuts.popleft()
+        return self._assembler.complete.popleft()
 
     async def _room(self) -> None:
         started = time.monotonic()
@@ -151,12 +140,12 @@ class Batcher:
             await self._server.until(lambda: self._server.outbox.num_untrained < self._max_ahead)
         self.waited_for_trainer_s += time.monotonic() - started
 
-    async def _ship(self, cut: AssembledBatch) -> None:
-        await asyncio.to_thread(check_staleness, cut, self._max_staleness)
-        self._ledger.settled(cut)
-        batch = await _stored(lambda: asyncio.to_thread(self._writer.prepare, cut), cut.step)
-        await _stored(lambda: self._server.publish(batch), cut.step)
-        self._writer.done = cut.done
+    async def _ship(self, batch: AssembledBatch) -> None:
+        await asyncio.to_thread(check_staleness, batch, self._assembler.policy.max_staleness)
+        self._ledger.settled(batch)
+        encoded = await _stored(lambda: asyncio.to_thread(self._writer.prepare, batch), batch.step)
+        await _stored(lambda: self._server.publish(encoded), batch.step)
+        self._writer.done = batch.done
 
 
 async def _stored(act: Callable[[], Awaitable[_T]], step: int) -> _T:

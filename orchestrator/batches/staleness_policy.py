@@ -1,39 +1,31 @@
-"""Admission: may the next group be dispatched? A pure function.
+"""`StalenessPolicy`: which groups may be dispatched, and which final groups form the next batch.
 
-Why no sample is ever staler than `max_staleness` (k) when its batch is cut:
+One object per `staleness_policy` owns both, because only together do they keep every sample within `max_staleness` (k).
+Policies are frozen values with pure methods; `BatchAssembler` has the state. `make_policy` chooses, once per run.
 
-1. A group is admitted while policy `v` is live. Every engine serves `v` or later, and versions only grow, so every
-   token of the group is sampled by `v` or later (a rollout that is not is refused as `stale` when it comes back).
-2. Batches are cut in dispatch order (`lineup.py`). Let `b` be the first batch that is not complete, `R` the most
-   rollouts and `U` the number of groups ahead that can still bring rollouts. A complete batch takes at least
-   `batch_size` rollouts, and so at least `ceil(batch_size / largest_group)` groups, from those ahead. So at most
-   `min(R // batch_size, U // groups_per_batch)` batches are completed before the group's own: it ships at the latest
-   in `latest = b + min(...)`.
-3. Groups ahead of it can only turn out smaller than counted (failed, filtered), never larger, and nothing is inserted.
-   So the group's batch `N` never moves past `latest`.
-4. Admission demands `latest <= v + 1 + k`. Hence staleness = `(N - 1) - oldest <= (latest - 1) - v <= k`. It does not
-   matter how long the group waits in queues: the bound is on its batch number, not on time.
+The bound. Let `b` be the first batch that is not complete, `B` the `batch_size`, `R` the most rollouts that dispatched
+groups outside complete batches can still bring, `U` the number of those groups, and `G = ceil(B / largest_group)` the
+fewest groups that fill a batch. Batches that these groups can complete:
 
-Why it never locks up: if nothing can still come, `R < batch_size` (else the batch would be complete), so `latest = b`,
-and `b <= v + 1 + k` holds once version `b - 1 - k` is live, which the trainer makes from batches that are already cut.
+    batches <= min(R // B, U // G)
 
-The same bound limits memory: rollouts that run, wait or lie untrained in complete batches stay below
-`(k + 1) * batch_size` plus less than a group per batch.
-
-That is `wait`. Under `drop` a group is refused only if it would be too old even if it finished at once,
-`b > v + 1 + k`; what turns out too old is thrown away (`drop_lineup.py`), and `max_in_flight` bounds what runs.
+Each complete batch takes at least `B` of the `R` rollouts, and at least `G` of the `U` groups, and none is taken twice.
+Neither bound implies the other. `B = 10`, three groups of 8: `R // B = 2`, `U // G = 1`; whole groups overshoot the
+batch, so only one is complete. `B = 8`, groups of 4, 1, 1, 1: `R // B = 0`, `U // G = 2`; small groups fill nothing.
+A group that fails or is filtered only lowers `R` and `U`. So a group that is dispatched now, behind them, ships at the
+latest in `latest_step = b + min(R // B, U // G)`.
 """
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.batches.assembler import BatchAssembler, Finish
 from orchestrator.config.orchestrator import OrchestratorConfig
-from orchestrator.values.batch import staleness
 from orchestrator.values.group import STALE, ScoredGroup
-from transport.wire.ledger import CompletedPositions
+from orchestrator.values.staleness import staleness
 
 
 class Verdict(StrEnum):
@@ -53,38 +45,30 @@ class Outlook:
     """What admission looks at."""
 
     next_step: int
-    """First batch that is not complete."""
+    """First batch that is not complete: `b`."""
     pending_rollouts: int
-    """The most rollouts that dispatched groups outside complete batches can bring."""
+    """The most rollouts that dispatched groups outside complete batches can bring: `R`."""
     pending_groups: int
-    """How many of those groups there are."""
+    """How many of those groups there are: `U`."""
     live_version: int
-    in_flight: int
-    """Rollouts that run."""
+    free_slots: int
+    """Rollouts that may be started now; negative after the limit was lowered."""
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionRule:
-    """The limits of one run."""
+class StalenessPolicy(ABC):
+    """Promise: no sample is staler than `max_staleness` when its batch is complete, and the run never locks up."""
 
     batch_size: int
     largest_group: int
     max_staleness: int
-    max_in_flight: int
     max_steps: int
-    drops_stale: bool = False
-    """Groups that come too late are thrown away, so that one is started as soon as it could be in time."""
 
     def latest_step(self, outlook: Outlook) -> int:
-        """The last batch that a group dispatched now can end up in."""
+        """`b + min(R // B, U // G)`: the last batch that a group dispatched now can ship in, in dispatch order."""
         groups_per_batch = math.ceil(self.batch_size / self.largest_group)
         by_rollouts = outlook.pending_rollouts // self.batch_size
         return outlook.next_step + min(by_rollouts, outlook.pending_groups // groups_per_batch)
-
-    def needed_version(self, outlook: Outlook) -> int:
-        """The version that must be live for a group to be dispatched."""
-        step = outlook.next_step if self.drops_stale else self.latest_step(outlook)
-        return step - 1 - self.max_staleness
 
     def verdict(self, outlook: Outlook, group_size: int) -> Verdict:
         """Whether a group of `group_size` rollouts may be dispatched now, or what it waits for."""
@@ -92,35 +76,91 @@ class AdmissionRule:
             return Verdict.ENOUGH
         if self.needed_version(outlook) > outlook.live_version:
             return Verdict.TOO_STALE
-        if outlook.in_flight + group_size > self.max_in_flight:
-            return Verdict.NO_SLOT
-        return Verdict.ADMIT
+        return Verdict.NO_SLOT if group_size > outlook.free_slots else Verdict.ADMIT
+
+    @abstractmethod
+    def needed_version(self, outlook: Outlook) -> int:
+        """The version that must be live for a group to be dispatched."""
+
+    @abstractmethod
+    def checked(self, scored: ScoredGroup, next_step: int) -> ScoredGroup:
+        """The group that has become final while batch `next_step` is filled: filtered as `stale` if it is too old."""
+
+    @abstractmethod
+    def next_position(self, final: Mapping[int, ScoredGroup], head: int) -> int | None:
+        """Which of the `final` groups goes into the batch next; `None`: none may.
+
+        `final` is in the order of finishing. `head` is the first position that is dispatched and in no batch.
+        """
 
 
-class DropAssembler(BatchAssembler):
-    """A stale group is in the cut like a filtered one: `filtered` says `stale`."""
+@dataclass(frozen=True, slots=True)
+class WaitPolicy(StalenessPolicy):
+    """`wait`: batches are made of groups in dispatch order; the first one is waited for.
 
-    def __init__(
-        self, batch_size: int, next_step: int, done: CompletedPositions, finish: Finish = tuple, *, max_staleness: int
-    ) -> None:
-        super().__init__(batch_size, next_step, done, finish)
-        self._max_staleness = max_staleness
+    So what a batch contains depends on the examples and their results alone, never on timing, and a run that was killed
+    makes the very same batches again.
 
-    def _judge(self, scored: ScoredGroup) -> ScoredGroup:
-        age = max(staleness(self.next_step, [scored]), default=0)
-        return dataclasses.replace(scored, filtered=STALE) if age > self._max_staleness else scored
+    Why the promise holds. A group is admitted while `v` is live. Engines serve `v` or later, so each of its tokens is
+    of `v` or later (`envs/outcome.py` refuses others). It ships in batch `N <= latest_step`: nothing goes before it.
+    Admission demands `latest_step - 1 - k <= v`. Hence `(N - 1) - v <= k`, however long the group waits in queues.
+    No lock-up: if nothing more can come, `R < B`, so `latest_step = b`, and version `b - 1 - k` is made of batches that
+    are already complete. Memory: rollouts that run, wait or lie untrained stay below `(k + 1) * B` plus less than a
+    group per batch.
 
-    def _take(self, scored: ScoredGroup) -> list[ScoredGroup]:
-        self._form(scored)
-        return [scored]
+    Example: `B = 8`, groups of 4 (`G = 2`), `k = 1`, version 0 is live, nothing is dispatched, so `b = 1`.
+
+    | dispatched | R  | U | latest_step   | needed version | verdict   |
+    |------------|----|---|---------------|----------------|-----------|
+    | -          | 0  | 0 | 1 + 0 = 1     | -1             | ADMIT 0   |
+    | 0, 1       | 8  | 2 | 1 + 1 = 2     | 0              | ADMIT 2   |
+    | 0, 1, 2, 3 | 16 | 4 | 1 + 2 = 3     | 1              | TOO_STALE |
+
+    Groups finish in the order 1, 2, 0. Nothing ships before 0 is final; then batch 1 is `{0, 1}`, and 2 begins batch 2.
+    If 0 has no signal, it is passed over: batch 1 is `{0 (filtered), 1, 2}`, and there is room for one more group.
+    """
+
+    def needed_version(self, outlook: Outlook) -> int:
+        return self.latest_step(outlook) - 1 - self.max_staleness
+
+    def checked(self, scored: ScoredGroup, next_step: int) -> ScoredGroup:
+        return scored
+
+    def next_position(self, final: Mapping[int, ScoredGroup], head: int) -> int | None:
+        return head if head in final else None
 
 
-def make_assembler(
-    config: OrchestratorConfig, next_step: int, done: CompletedPositions, finish: Finish
-) -> BatchAssembler:
-    """The line of `config.staleness_policy`."""
-    match config.staleness_policy:
-        case "wait":
-            return BatchAssembler(config.batch_size, next_step, done, finish)
-        case "drop":
-            return DropAssembler(config.batch_size, next_step, done, finish, max_staleness=config.max_staleness)
+@dataclass(frozen=True, slots=True)
+class DropPolicy(StalenessPolicy):
+    """`drop`: batches are made of groups in the order they finish; a group that finishes too late is thrown away.
+
+    Why the promise holds. A final group goes into batch `b` at once, and is checked against `b`: `(b - 1) - oldest > k`
+    filters it as `stale`. Admission only refuses what would be too old if it finished at once: `b - 1 - k > v`.
+    `max_in_flight` bounds what runs. No lock-up: version `b - 1 - k` is made of batches that are already complete.
+
+    Example: `B = 8`, groups of 4, `k = 1`. Version 0 is live and `b = 1`: groups 0 to 5 are dispatched, as slots allow.
+    1 and 2 finish: batch 1 is `{1, 2}`. 4 and 3 finish: they have staleness `(2 - 1) - 0 = 1`, batch 2 is `{4, 3}`.
+    Now `b = 3` needs version 1 to dispatch more. Group 0 finishes last: `(3 - 1) - 0 = 2 > 1`, so it is in batch 3 as
+    `stale` and brings no rollouts.
+    """
+
+    def needed_version(self, outlook: Outlook) -> int:
+        return outlook.next_step - 1 - self.max_staleness
+
+    def checked(self, scored: ScoredGroup, next_step: int) -> ScoredGroup:
+        age = max(staleness(next_step, [scored]), default=0)
+        return dataclasses.replace(scored, filtered=STALE) if age > self.max_staleness else scored
+
+    def next_position(self, final: Mapping[int, ScoredGroup], head: int) -> int | None:
+        return next(iter(final), None)
+
+
+def make_policy(config: OrchestratorConfig) -> StalenessPolicy:
+    """The policy of `config.staleness_policy`, with the limits of the run."""
+    policies: dict[str, type[StalenessPolicy]] = {"wait": WaitPolicy, "drop": DropPolicy}
+    return policies[config.staleness_policy](
+        batch_size=config.batch_size,
+        largest_group=config.largest_group,
+        max_staleness=config.max_staleness,
+        max_steps=config.max_steps,
+    )

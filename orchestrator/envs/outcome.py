@@ -11,8 +11,8 @@ from orchestrator.engines.protocol import EngineError, InvalidResponse
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.session import AnySession
 from orchestrator.errors import StateColumnError
-from orchestrator.values.batch import oldest_version
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
+from orchestrator.values.staleness import oldest_version
 
 
 def failure_of(error: Exception) -> RolloutFailure:

@@ -1,4 +1,4 @@
-"""`Collector`: takes rollouts as they come back and puts final groups into the line, from where batches are cut.
+"""`Collector`: takes rollouts as they come back and gives final groups to the assembler of batches.
 
 The "groups" loop of the table in `orchestrator.py`: it has no task of its own, the last member of a group drives it.
 """
@@ -19,12 +19,12 @@ from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 
 
 class Collector:
-    """Owns open groups and the line. `on_final` is called after every final group, `observe` with it before it goes
-    into the line. Raises what the guards raise."""
+    """Owns open groups. `on_final` is called after every final group, `observe` with it before it goes to the
+    assembler. Raises what the guards raise."""
 
     def __init__(
         self,
-        lineup: BatchAssembler,
+        assembler: BatchAssembler,
         ledger: Ledger,
         rules: Mapping[str, GroupRule],
         failure_guard: FailureGuard,
@@ -32,7 +32,7 @@ class Collector:
         on_final: Callable[[], None],
         observe: Callable[[ScoredGroup], None] = lambda _: None,
     ) -> None:
-        self.lineup = lineup
+        self.assembler = assembler
         self._ledger = ledger
         self._rules = rules
         self._failure_guard = failure_guard
@@ -45,7 +45,7 @@ class Collector:
         """A group is about to start."""
         self._ledger.dispatched(ticket)
         self._groups.open(ticket)
-        self.lineup.dispatch(ticket)
+        self.assembler.dispatch(ticket)
 
     def retry(self, ticket: Ticket, index: int, failure: RolloutFailure) -> None:
         """A try failed and is about to be made again: a new dispatch. The failure is logged here, once."""
@@ -60,16 +60,16 @@ class Collector:
             _log_failure(ticket, index, result, "failed")
         group = self._groups.record(ticket.key, index, result)
         if group is not None:
-            self._settle(group)
+            self._finish(group)
 
-    def _settle(self, group: FinalGroup) -> None:
+    def _finish(self, group: FinalGroup) -> None:
         scored = score(group, self._rules[group.ticket.key.env_name])
         _log_counts(scored)
         self._observe(scored)
-        for passed in self.lineup.settle(scored):
+        for passed in self.assembler.add_final(scored):
             self._signal_guard.saw(passed)
             if passed.filtered == STALE:
-                logger.debug("group {} is too old for the batch: thrown away", passed.group.ticket.key.id)
+                logger.debug("group {} is too old for the batch: thrown away", passed.id)
         self._on_final()
         self._failure_guard.saw(scored)
 

@@ -37,7 +37,7 @@ class FailureGuard:
 
     def saw(self, scored: ScoredGroup) -> None:
         """A group is final."""
-        env_name, size = scored.group.ticket.key.env_name, scored.group.ticket.size
+        env_name, size = scored.env_name, scored.group.ticket.size
         failures = tuple((index, failure) for index, failure in scored.group.failures if not _was_cancelled(failure))
         outcomes = [None if isinstance(result, Rollout) else result for result in scored.group.results]
         self._add_rollouts(env_name, [one for one in outcomes if one is None or not _was_cancelled(one)])
@@ -94,7 +94,7 @@ class SignalGuard:
         elif group.filtered == ZERO_SIGNAL:
             self._in_a_row += 1
         if self._in_a_row >= self._limit:
-            env_name, reward = group.group.ticket.key.env_name, group.group.survivors[0][1].reward
+            env_name, reward = group.env_name, group.group.survivors[0][1].reward
             raise NoSignalError(
                 f"the last {self._in_a_row} groups had no signal (newest: env {env_name!r}, all rewards {reward:g}): "
                 "the task is too easy or too hard for this model. Raise the temperature or group_size, choose easier "

@@ -7,14 +7,13 @@ cancels its other rollouts: they are accounted for at once, and their slots are 
 """
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from orchestrator.batches.staleness_policy import AdmissionRule, Outlook, Verdict
+from orchestrator.batches.staleness_policy import Outlook, Verdict
 from orchestrator.config.envs import EnvConfig
 from orchestrator.data.examples import ExampleOrder, Visit
 from orchestrator.data.seeds import retry_seed, rollout_seed
@@ -46,21 +45,22 @@ class Scheduler:
         self,
         envs: Mapping[str, EnvRunner],
         order: ExampleOrder,
-        rule: AdmissionRule,
         collector: Collector,
         live_version: Callable[[], int],
         seed: int,
         health: Health,
         availability: Availability,
+        *,
+        max_in_flight: int,
     ) -> None:
         self._envs = envs
         self._order = order
-        self._rule = rule
         self._collector = collector
         self._live_version = live_version
         self._seed = seed
         self._health = health
         self._availability = availability
+        self._max_in_flight = max_in_flight
         self._changed = asyncio.Event()
         self._members: dict[GroupKey, dict[int, asyncio.Task[None]]] = {}
         """Running rollouts by index, of groups that a failure drops."""
@@ -75,14 +75,14 @@ class Scheduler:
 
     def set_max_in_flight(self, limit: int) -> None:
         """Rollouts that may run from now on; those that run already are not disturbed."""
-        self._rule = dataclasses.replace(self._rule, max_in_flight=limit)
+        self._max_in_flight = limit
         self.notify()
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                seq = self._collector.lineup.tail
+                seq = self._collector.assembler.tail
                 env = self._envs[self._order.env_name(seq)]
                 await self._choosable(seq)
                 await self._admitted(env.config.group_size)
@@ -99,7 +99,8 @@ class Scheduler:
                 await self._changed.wait()
 
     async def _admitted(self, group_size: int) -> None:
-        while (verdict := self._rule.verdict(self._outlook(), group_size)) is not Verdict.ADMIT:
+        policy = self._collector.assembler.policy
+        while (verdict := policy.verdict(self._outlook(), group_size)) is not Verdict.ADMIT:
             self._changed.clear()
             started = time.monotonic()
             with self._health.waiting(self._explain(verdict), loop=LOOP):
@@ -113,14 +114,11 @@ class Scheduler:
                 await self._availability.wait()
 
     def _outlook(self) -> Outlook:
-        lineup = self._collector.lineup
-        return Outlook(
-            lineup.next_step, lineup.pending_rollouts, lineup.pending_groups, self._live_version(), self.in_flight
-        )
+        return self._collector.assembler.outlook(self._live_version(), self._max_in_flight - self.in_flight)
 
     def _explain(self, verdict: Verdict) -> str:
         if verdict is Verdict.TOO_STALE:
-            needed = self._rule.needed_version(self._outlook())
+            needed = self._collector.assembler.policy.needed_version(self._outlook())
             return f"policy version {needed} from the trainer ({self._live_version()} is live)"
         return f"{verdict.value} ({self.in_flight} rollouts in flight)"
 

@@ -56,14 +56,14 @@ def score(group: FinalGroup, rule: GroupRule) -> ScoredGroup:
 def normalise_batch(groups: Sequence[ScoredGroup], rules: Mapping[str, GroupRule]) -> tuple[ScoredGroup, ...]:
     """The groups of one batch after the second pass of their advantage functions, each environment by itself."""
     finished = list(groups)
-    for env_name in {group.group.ticket.key.env_name for group in groups}:
+    for env_name in {group.env_name for group in groups}:
         advantage = rules[env_name].advantage
         if advantage.over_batch is None:
             continue
         places = [
             place
             for place, group in enumerate(groups)
-            if group.group.ticket.key.env_name == env_name and group.num_trainable and group.weights.rl
+            if group.env_name == env_name and group.num_trainable and group.weights.rl
         ]
         values = [value for place in places for value in groups[place].advantages]
         rest = iter(finish_batch(advantage, env_name, values))

@@ -1,4 +1,4 @@
-"""`History`: one line per cut, in `state/history.jsonl`: what the curricula of a run must know of all its batches.
+"""`History`: one line per batch, in `state/history.jsonl`: what the curricula of a run must know of all its batches.
 
 A line is durable before its batch is, like the ledger's. Opening cuts off lines of batches that did not become durable
 (`state.py` says when that happens): they are made again. A run without a curriculum has no history.
@@ -61,14 +61,14 @@ class History:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise StateMismatchError(f"cannot read the history {self._path}: {error}; move it away") from error
 
-    def write(self, cut: AssembledBatch) -> None:
+    def write(self, batch: AssembledBatch) -> None:
         """Make the line of a batch durable; safe to repeat for the same batch. Raises `OSError`."""
-        line = msgspec.json.encode(HistoryRecord(cut.step, self._curricula.lessons(cut.groups))) + b"\n"
-        begin = self._begin if cut.step == self._newest_step else self._end
+        line = msgspec.json.encode(HistoryRecord(batch.step, self._curricula.lessons(batch.groups))) + b"\n"
+        begin = self._begin if batch.step == self._newest_step else self._end
         with self._path.open("r+b") as file:
             file.truncate(begin)
             file.seek(begin)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._begin, self._end, self._newest_step = begin, begin + len(line), cut.step
+        self._begin, self._end, self._newest_step = begin, begin + len(line), batch.step

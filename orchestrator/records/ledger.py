@@ -41,7 +41,7 @@ class Ledger:
             self.cancelled(done, CancelReason.RESTART)
 
     def dispatched(self, ticket: Ticket) -> None:
-        """A group was started. A disk that refuses is reported at the next cut: the line is kept until then."""
+        """A group was started. A disk that refuses is reported at the next batch: the line is kept until then."""
         self._pending.append(Dispatched(ticket.seq, ticket.key.id, ticket.size))
         with suppress(OSError):
             self._write()
@@ -52,10 +52,10 @@ class Ledger:
         with suppress(OSError):
             self._write()
 
-    def settled(self, cut: AssembledBatch) -> None:
-        """A batch is about to become durable: the fates of all groups in its cut."""
-        for scored in cut.groups:
-            self._pending.append(Settled(scored.group.ticket.seq, terminal_states(scored, cut.step)))
+    def settled(self, batch: AssembledBatch) -> None:
+        """A batch is about to become durable: the fates of all its groups."""
+        for scored in batch.groups:
+            self._pending.append(Settled(scored.seq, terminal_states(scored, batch.step)))
 
     def cancelled(self, done: CompletedPositions, reason: CancelReason) -> None:
         """Nothing but what is at the positions in `done` was used."""

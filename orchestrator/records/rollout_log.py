@@ -25,13 +25,13 @@ def rollout_log_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.jsonl"
 
 
-def rollout_rows(cut: AssembledBatch) -> Iterator[dict[str, Any]]:
+def rollout_rows(batch: AssembledBatch) -> Iterator[dict[str, Any]]:
     """One row per dispatched rollout: what it is, what became of it, and what was said. Failed tries come first."""
-    for scored in cut.groups:
+    for scored in batch.groups:
         for index, failure in scored.group.failed_tries:
             yield _head(scored, index) | {"state": failed_state(failure), "advantage": None} | failure_row(failure)
         advantages = dict(zip((index for index, _ in scored.group.survivors), scored.advantages, strict=False))
-        states = terminal_states(scored, cut.step)
+        states = terminal_states(scored, batch.step)
         for index, (result, state) in enumerate(zip(scored.group.results, states, strict=True)):
             head = _head(scored, index) | {"state": state, "advantage": advantages.get(index)}
             yield head | (failure_row(result) if isinstance(result, RolloutFailure) else rollout_row(result))
@@ -91,14 +91,14 @@ class RolloutLog:
         self._folder = folder
         self._warned = False
 
-    def write(self, cut: AssembledBatch) -> None:
-        """Save the rollouts of `cut`; never raises for a full disk."""
+    def write(self, batch: AssembledBatch) -> None:
+        """Save the rollouts of `batch`; never raises for a full disk."""
         if self._folder is None:
             return
         # What an environment puts into messages is its own affair: what JSON does not know is written as text.
-        lines = (msgspec.json.encode(row, enc_hook=str) + b"\n" for row in rollout_rows(cut))
+        lines = (msgspec.json.encode(row, enc_hook=str) + b"\n" for row in rollout_rows(batch))
         try:
-            atomic_write(rollout_log_path(self._folder, cut.step), b"".join(lines))
+            atomic_write(rollout_log_path(self._folder, batch.step), b"".join(lines))
         except OSError as error:
             if not self._warned:
                 logger.warning(f"rollouts are not saved ({error}); the run goes on without them")

@@ -1,4 +1,4 @@
-"""Metrics of one cut, as a pure function: keys are `{metric}/{all|env_name}/{stat}`.
+"""Metrics of one batch, as a pure function: keys are `{metric}/{all|env_name}/{stat}`.
 
 `reward`, `length` (all tokens), `sampled_length`, `truncated` and `duration_s` speak of everything that was generated,
 filtered groups included, so that they do not move when the filter bites; `advantage` and `staleness` speak of what is
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.report.selection_bias import selection_bias, selection_bias_metrics
-from orchestrator.values.batch import AssembledBatch, staleness
+from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import ScoredGroup
 from orchestrator.values.rollout import FailureReason
+from orchestrator.values.staleness import staleness
 
 ALL = "all"
 
@@ -33,10 +34,10 @@ class StepTimes:
     live_version: int
 
 
-def step_metrics(cut: AssembledBatch, times: StepTimes) -> dict[str, float]:
-    """Everything that is logged for batch `cut.step`."""
-    envs = cut.by_env
-    by_name = {name: _columns(cut.step, groups) for name, groups in envs.items()}
+def step_metrics(batch: AssembledBatch, times: StepTimes) -> dict[str, float]:
+    """Everything that is logged for batch `batch.step`."""
+    envs = batch.by_env
+    by_name = {name: _columns(batch.step, groups) for name, groups in envs.items()}
     over_all: dict[str, list[float]] = defaultdict(list)
     for columns in by_name.values():
         for metric, column in columns.items():
@@ -45,9 +46,9 @@ def step_metrics(cut: AssembledBatch, times: StepTimes) -> dict[str, float]:
     for name, columns in {ALL: over_all, **by_name}.items():
         for metric, column in columns.items():
             values |= _stats(metric, name, column)
-    for name, groups in {ALL: cut.groups, **envs}.items():
+    for name, groups in {ALL: batch.groups, **envs}.items():
         values |= _losses(name, groups) | selection_bias_metrics(name, selection_bias(groups))
-    return values | _pipeline_metrics(cut, times, over_all["sampled_length"])
+    return values | _pipeline_metrics(batch, times, over_all["sampled_length"])
 
 
 def _columns(step: int, groups: Sequence[ScoredGroup]) -> dict[str, list[float]]:
@@ -94,13 +95,13 @@ def _losses(name: str, groups: Iterable[ScoredGroup]) -> dict[str, float]:
     return values
 
 
-def _pipeline_metrics(cut: AssembledBatch, times: StepTimes, sampled_lengths: Sequence[float]) -> dict[str, float]:
+def _pipeline_metrics(batch: AssembledBatch, times: StepTimes, sampled_lengths: Sequence[float]) -> dict[str, float]:
     seconds = max(times.duration_s, 1e-9)
     return {
         "throughput/all/tokens_per_s": sum(sampled_lengths) / seconds,
         "throughput/all/rollouts_per_s": len(sampled_lengths) / seconds,
-        "batch/all/rollouts": float(sum(group.num_trainable for group in cut.groups)),
-        "batch/all/groups": float(len(cut.trained)),
+        "batch/all/rollouts": float(sum(group.num_trainable for group in batch.groups)),
+        "batch/all/groups": float(len(batch.trained)),
         "in_flight/all/rollouts": float(times.in_flight),
         "policy/all/version": float(times.live_version),
         "time/all/step_s": times.duration_s,

@@ -22,7 +22,7 @@ class StatusReporter:
     def __init__(
         self,
         server: BatchServer,
-        lineup: BatchAssembler,
+        assembler: BatchAssembler,
         health: Health,
         *,
         in_flight: Callable[[], int],
@@ -30,7 +30,7 @@ class StatusReporter:
         more_facts: Callable[[], Mapping[str, Fact]] = dict,
     ) -> None:
         self._server = server
-        self._lineup = lineup
+        self._assembler = assembler
         self._health = health
         self._in_flight = in_flight
         self._batch_size = batch_size
@@ -47,8 +47,8 @@ class StatusReporter:
         self._server.waiting_for = self._health.waits
         weights = self._server.weights
         trained = max(self._server.last_trained, 0 if weights is None else weights.version)
-        untrained = self._lineup.next_step - 1 - trained
-        facts = pipeline_facts(self._in_flight(), self._lineup.pending_rollouts, untrained, self._batch_size)
+        untrained = self._assembler.next_step - 1 - trained
+        facts = pipeline_facts(self._in_flight(), self._assembler.pending_rollouts, untrained, self._batch_size)
         facts |= trainer_facts(self._server.peers(), time.monotonic())
         strangers = rejection_facts(self._server.rejections())
         self._health.set_facts(**facts, **strangers, **self._more_facts())

@@ -100,6 +100,26 @@ class ScoredGroup:
     """How much its tokens count in each part of the loss."""
 
     @property
+    def id(self) -> str:
+        """The name of the group on the wire and in files."""
+        return self.group.ticket.key.id
+
+    @property
+    def env_name(self) -> str:
+        """The environment that its example is of."""
+        return self.group.ticket.key.env_name
+
+    @property
+    def seq(self) -> int:
+        """Its place in the dispatch order."""
+        return self.group.ticket.seq
+
+    @property
+    def version(self) -> int:
+        """The policy version that was live when it was dispatched."""
+        return self.group.ticket.version
+
+    @property
     def is_lost(self) -> bool:
         """Whether failures cost the whole group."""
         return self.filtered in LOST_GROUP

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.batches.assembler import BatchAssembler
-from orchestrator.batches.batcher import check_staleness
-from orchestrator.batches.staleness_policy import AdmissionRule, DropAssembler, Outlook, Verdict
+from orchestrator.batches.staleness_policy import Outlook, StalenessPolicy, Verdict
 from orchestrator.records.ledger import Ledger
 from orchestrator.records.state import BatchState, load_state, resume, save_state
 from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import STALE, FinalGroup, ScoredGroup, Ticket
 from orchestrator.values.rollout import Rollout
+from orchestrator.values.staleness import check_staleness
 from tests.orchestrator.builders import ENV_ERROR, make_rollout, make_ticket
 from transport.wire.ledger import CompletedPositions
 
@@ -29,19 +29,12 @@ def kill(ledger: Ledger) -> None:
     os.close(ledger._descriptor)
 
 
-def make_line(policy: str, rule: AdmissionRule, next_step: int, done: CompletedPositions) -> BatchAssembler:
-    """As `staleness_policy.make_lineup` does."""
-    if policy == "drop":
-        return DropAssembler(rule.batch_size, next_step, done, max_staleness=rule.max_staleness)
-    return BatchAssembler(rule.batch_size, next_step, done)
-
-
 @dataclass
 class LineSimulation:
     """`kill_rate` is the chance of a kill -9 per event; `folder` is what survives it."""
 
-    policy: str
-    rule: AdmissionRule
+    policy: StalenessPolicy
+    max_in_flight: int
     sizes: tuple[int, ...]
     random: random.Random
     folder: Path
@@ -50,7 +43,7 @@ class LineSimulation:
     outbox: list[AssembledBatch] = field(default_factory=list)
     """Durable batches."""
     num_kills: int = 0
-    lineup: BatchAssembler = field(init=False)
+    assembler: BatchAssembler = field(init=False)
     ledger: Ledger = field(init=False)
     done: CompletedPositions = field(init=False)
     running: dict[int, Ticket] = field(init=False)
@@ -62,21 +55,20 @@ class LineSimulation:
         next_step = len(self.outbox) + 1
         self.done = resume(load_state(self.folder / "state.json"), next_step, run_id="run", order="order")
         self.ledger = Ledger(self.folder / "ledger.jsonl", self.done)
-        self.lineup = make_line(self.policy, self.rule, next_step, self.done)
+        self.assembler = BatchAssembler(self.policy, next_step, self.done)
         self.running = {}
 
     def outlook(self) -> Outlook:
         in_flight = sum(ticket.size for ticket in self.running.values())
-        lineup = self.lineup
-        return Outlook(lineup.next_step, lineup.pending_rollouts, lineup.pending_groups, self.live, in_flight)
+        return self.assembler.outlook(self.live, self.max_in_flight - in_flight)
 
     def admit(self) -> bool:
-        seq = self.lineup.tail
+        seq = self.assembler.tail
         ticket = make_ticket(seq, self.sizes[seq % len(self.sizes)], version=self.live)
-        if self.rule.verdict(self.outlook(), ticket.size) is not Verdict.ADMIT:
+        if self.policy.verdict(self.outlook(), ticket.size) is not Verdict.ADMIT:
             return False
         self.ledger.dispatched(ticket)
-        self.lineup.dispatch(ticket)
+        self.assembler.dispatch(ticket)
         self.running[seq] = ticket
         return True
 
@@ -88,14 +80,14 @@ class LineSimulation:
         began = self.random.randint(ticket.version, self.live)
         rollouts = (_ROLLOUTS[began],) * kept
         group = FinalGroup(ticket, (*rollouts, *[ENV_ERROR] * (ticket.size - kept)))
-        self.lineup.settle(ScoredGroup(group, (1.0,) * kept, None if kept else "no_survivors"))
+        self.assembler.add_final(ScoredGroup(group, (1.0,) * kept, None if kept else "no_survivors"))
         return True
 
     def ship(self) -> bool:
-        if not self.lineup.cuts:
+        if not self.assembler.complete:
             return False
-        cut = self.lineup.cuts.popleft()
-        check_staleness(cut, self.rule.max_staleness)
+        cut = self.assembler.complete.popleft()
+        check_staleness(cut, self.policy.max_staleness)
         writes = self.random.randint(0, 3) if self._is_hit(self.kill_rate) else 3
         if writes >= 1:
             self.ledger.settled(cut)
@@ -127,7 +119,7 @@ class LineSimulation:
     def run(self) -> None:
         """To the last batch; fails if nothing can happen before."""
         for _ in range(100_000):
-            if len(self.outbox) == self.rule.max_steps:
+            if len(self.outbox) == self.policy.max_steps:
                 self.ledger.close()
                 return
             if self._is_hit(self.kill_rate / 4):
@@ -139,11 +131,11 @@ class LineSimulation:
 
     def trained(self) -> Counter[int]:
         """How often each position was trained."""
-        return Counter(group.group.ticket.seq for cut in self.outbox for group in cut.trained)
+        return Counter(group.seq for cut in self.outbox for group in cut.trained)
 
     def passed(self) -> Counter[int]:
         """How often each position is in a durable batch, for whatever reason."""
-        return Counter(group.group.ticket.seq for cut in self.outbox for group in cut.groups)
+        return Counter(group.seq for cut in self.outbox for group in cut.groups)
 
     def num_stale(self) -> int:
         """Rollouts in durable batches that were thrown away for their age."""

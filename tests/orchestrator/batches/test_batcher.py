@@ -9,12 +9,14 @@ import pytest
 
 from orchestrator.batches import batcher as batcher_module
 from orchestrator.batches.assembler import BatchAssembler
-from orchestrator.batches.batcher import Batcher, BatchWriter, check_staleness, encoded_batch
+from orchestrator.batches.batcher import Batcher, BatchWriter, encoded_batch
+from orchestrator.batches.staleness_policy import WaitPolicy
 from orchestrator.errors import InvariantError
 from orchestrator.records.ledger import Ledger
 from orchestrator.records.rollout_log import RolloutLog
 from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import ScoredGroup
+from orchestrator.values.staleness import check_staleness
 from runtime.errors import StorageError
 from runtime.health.health import Health
 from tests.orchestrator.builders import make_group, make_ticket
@@ -45,7 +47,7 @@ class RefusingOutbox(Outbox):
 class Bench:
     def __init__(self, folder: Path, server: BatchServer) -> None:
         self.server = server
-        self.lineup = BatchAssembler(batch_size=2, next_step=1, done=CompletedPositions())
+        self.assembler = BatchAssembler(WaitPolicy(2, 2, 2, max_steps=4), next_step=1, done=CompletedPositions())
         self.ledger = Ledger(folder / "ledger.jsonl", CompletedPositions())
         self.health = Health("orchestrator", 60)
         self.steps: list[int] = []
@@ -59,15 +61,14 @@ class Bench:
             RolloutLog(None),
         )
         self.batcher = Batcher(
-            self.lineup,
+            self.assembler,
             server,
             self.ledger,
             writer,
             self.health,
-            max_staleness=2,
             max_ahead=2,
             max_steps=4,
-            on_cut=self.shipped,
+            on_shipped=self.shipped,
         )
 
     async def shipped(self, cut: AssembledBatch) -> None:
@@ -75,10 +76,10 @@ class Bench:
 
     def add_groups(self, number: int) -> None:
         for _ in range(number):
-            ticket = make_ticket(self.lineup.tail, size=2)
-            self.lineup.dispatch(ticket)
+            ticket = make_ticket(self.assembler.tail, size=2)
+            self.assembler.dispatch(ticket)
             self.ledger.dispatched(ticket)
-            self.lineup.settle(scored(ticket.seq, version=ticket.seq))
+            self.assembler.add_final(scored(ticket.seq, version=ticket.seq))
         self.batcher.notify()
 
     async def poll(self, condition: Callable[[], bool]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.advantages import make_advantage
 from orchestrator.batches.assembler import BatchAssembler
-from orchestrator.batches.staleness_policy import AdmissionRule
+from orchestrator.batches.staleness_policy import WaitPolicy
 from orchestrator.config.advantage import GrpoAdvantageConfig
 from orchestrator.config.envs import EnvConfig
 from orchestrator.data.examples import EnvShare, ExampleOrder
@@ -58,11 +58,13 @@ class Bench:
     """A scheduler with everything that it needs, and nothing else."""
 
     def __init__(self, folder: Path, adapter: EnvAdapter, *, max_in_flight: int = 12, group_size: int = 4) -> None:
-        self.lineup = BatchAssembler(batch_size=8, next_step=1, done=CompletedPositions())
+        self.assembler = BatchAssembler(
+            WaitPolicy(8, group_size, max_staleness=2, max_steps=100), next_step=1, done=CompletedPositions()
+        )
         self.live = 0
         self.availability = Availability()
         collector = Collector(
-            self.lineup,
+            self.assembler,
             Ledger(folder / "ledger.jsonl", CompletedPositions()),
             {"toy": GroupRule(make_advantage(GrpoAdvantageConfig()))},
             FailureGuard(1.0, 10_000),
@@ -74,12 +76,12 @@ class Bench:
         self.scheduler = Scheduler(
             {"toy": EnvRunner(config, adapter)},
             ExampleOrder(0, [EnvShare("toy", len(adapter.examples), 1.0)]),
-            AdmissionRule(8, group_size, max_staleness=2, max_in_flight=max_in_flight, max_steps=100),
             collector,
             lambda: self.live,
             seed=0,
             health=self.health,
             availability=self.availability,
+            max_in_flight=max_in_flight,
         )
 
     async def run_until(self, condition: Callable[[], bool]) -> None:
@@ -125,7 +127,7 @@ async def test_a_new_version_lets_waiting_groups_through(tmp_path: Path) -> None
         return "policy version 2 from the trainer (1 is live)" in bench.health.waits
 
     await bench.run_until(publish)
-    assert len(bench.lineup.cuts) == 4
+    assert len(bench.assembler.complete) == 4
     assert bench.scheduler.waited_for_policy_s > 0
 
 
@@ -141,7 +143,7 @@ async def test_each_failure_is_logged_once_and_the_group_only_counts(tmp_path: P
 
     env = ToyEnv(ScriptedEngine(16, 0), fault=fail_first)
     bench = Bench(tmp_path, env)
-    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+    await bench.run_until(lambda: len(bench.assembler.complete) >= 1)
     first = env.requests[0].group_id
     failures = [line for line in log_lines if f"{first}#" in line]
     assert failures == [f"WARNING rollout {first}#0 failed: env_error: boom"]
@@ -158,7 +160,7 @@ async def test_an_adapter_that_raises_costs_its_rollout_only(tmp_path: Path, log
         return None
 
     bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0), fault=raise_first))
-    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+    await bench.run_until(lambda: len(bench.assembler.complete) >= 1)
     assert any("env_error: ValueError: a bug in the adapter" in line for line in log_lines)
 
 
@@ -180,7 +182,7 @@ async def test_nothing_is_dispatched_while_no_engine_is_in_service(tmp_path: Pat
     await bench.run_until(lambda: bench.health.waits == waits)
     assert env.requests == []
     bench.availability.restored()
-    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+    await bench.run_until(lambda: len(bench.assembler.complete) >= 1)
 
 
 async def test_rollouts_that_an_outage_spoilt_are_run_again_and_are_no_failures(
@@ -198,7 +200,7 @@ async def test_rollouts_that_an_outage_spoilt_are_run_again_and_are_no_failures(
     def served() -> bool:
         if len(tries) >= 4:
             bench.availability.restored()
-        return len(bench.lineup.cuts) >= 1
+        return len(bench.assembler.complete) >= 1
 
     bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0), fault=fault))
     await bench.run_until(served)
@@ -213,7 +215,7 @@ async def test_a_failure_without_an_outage_stays_one(tmp_path: Path, log_lines: 
         return RolloutFailure(FailureReason.ENGINE_ERROR, "refused") if request.index == 0 else None
 
     bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0), fault=fault))
-    await bench.run_until(lambda: len(bench.lineup.cuts) >= 1)
+    await bench.run_until(lambda: len(bench.assembler.complete) >= 1)
     assert any("engine_error: refused" in line for line in log_lines)
 
 
@@ -221,7 +223,7 @@ async def test_a_stale_rollout_fails_and_never_ships(tmp_path: Path, log_lines: 
     bench = Bench(tmp_path, ToyEnv(ScriptedEngine(16, 0)))
     bench.live = 1
     await bench.run_until(lambda: len([line for line in log_lines if "failed: stale: sampled by" in line]) >= 8)
-    assert not bench.lineup.cuts
+    assert not bench.assembler.complete
 
 
 def test_results_of_the_wrong_number_are_all_failures() -> None:

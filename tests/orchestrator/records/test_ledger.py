@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.staleness_policy import WaitPolicy
 from orchestrator.errors import LedgerError
 from orchestrator.records.ledger import LEDGER_NAME, Ledger, read_ledger, terminal_states
 from orchestrator.records.ledger_report import collapse, print_ledger, report_ledger
@@ -28,7 +29,7 @@ def ledger_path(tmp_path: Path) -> Path:
 
 
 def one_cut(step: int, *groups: ScoredGroup) -> AssembledBatch:
-    return AssembledBatch(step, groups, CompletedPositions(groups[-1].group.ticket.seq + 1))
+    return AssembledBatch(step, groups, CompletedPositions(groups[-1].seq + 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,17 +41,17 @@ def test_whatever_happens_the_ledger_balances(
     events: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("ledger") / LEDGER_NAME
-    done, lineup, ledger, num_dispatched = (
+    done, assembler, ledger, num_dispatched = (
         CompletedPositions(),
-        BatchAssembler(4, 1, CompletedPositions()),
+        BatchAssembler(WaitPolicy(4, 2, 9, max_steps=100), 1, CompletedPositions()),
         Ledger(path, CompletedPositions()),
         0,
     )
     open_seqs: list[int] = []
     for event in events:
         if event == "dispatch":
-            ticket = make_ticket(lineup.tail, size=2)
-            lineup.dispatch(ticket)
+            ticket = make_ticket(assembler.tail, size=2)
+            assembler.dispatch(ticket)
             ledger.dispatched(ticket)
             open_seqs.append(ticket.seq)
             num_dispatched += 2
@@ -60,15 +61,19 @@ def test_whatever_happens_the_ledger_balances(
         elif event == "settle" and open_seqs:
             seq = data.draw(st.sampled_from(open_seqs))
             open_seqs.remove(seq)
-            lineup.settle(make_scored(data.draw(st.integers(0, 2)), seq, 2))
-        elif event in ("cut", "lose_cut") and lineup.cuts:
-            cut = lineup.cuts.popleft()
+            assembler.add_final(make_scored(data.draw(st.integers(0, 2)), seq, 2))
+        elif event in ("cut", "lose_cut") and assembler.complete:
+            cut = assembler.complete.popleft()
             ledger.settled(cut)
             ledger.flush()
             done = cut.done if event == "cut" else done
         if event in ("crash", "lose_cut"):
             kill(ledger)
-            ledger, lineup, open_seqs = Ledger(path, done), BatchAssembler(4, lineup.next_step, done), []
+            ledger, assembler, open_seqs = (
+                Ledger(path, done),
+                BatchAssembler(WaitPolicy(4, 2, 9, max_steps=100), assembler.next_step, done),
+                [],
+            )
     ledger.close()
     result = tally(read_ledger(path))
     assert result.balances, result.problems

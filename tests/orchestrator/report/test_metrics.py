@@ -13,9 +13,10 @@ from orchestrator.config.advantage import GrpoAdvantageConfig
 from orchestrator.groups.scoring import GroupRule, score
 from orchestrator.records.rollout_log import RolloutLog, rollout_log_path, rollout_rows
 from orchestrator.report.metrics import StepTimes, step_line, step_metrics
-from orchestrator.values.batch import AssembledBatch, staleness
+from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
 from orchestrator.values.rollout import Rollout, RolloutFailure
+from orchestrator.values.staleness import staleness
 from orchestrator.values.token_weights import TokenWeights
 from tests.orchestrator.builders import ENV_ERROR, make_rollout
 from transport.wire.ledger import CompletedPositions
