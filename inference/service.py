@@ -11,7 +11,7 @@ vLLM brings its own HTTP server: then this process is its supervisor (`inference
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -24,15 +24,10 @@ from inference.server.state import ServerMetrics, ServerState
 from inference.vllm_engine.supervisor import VllmSupervisor
 from runtime.base.files import read_or_make_secret
 from runtime.errors import ServiceError
-from runtime.health.health import Health
-from runtime.health.server import HealthServer
 from runtime.metrics.metric_log import MetricLog
 from runtime.process.http_listener import listening
-from runtime.process.logging import setup_logging
-from runtime.process.shutdown import Shutdown
-from runtime.process.watchdog import Watchdog
-from runtime.run_dir.run_dir import RunDir, ServiceInfo
-from runtime.run_dir.service_lock import ServiceLock
+from runtime.process.service_process import ServiceProcess
+from runtime.run_dir.run_dir import ServiceInfo
 
 if TYPE_CHECKING:
     from inference.torch_engine.engine import TorchEngine
@@ -40,57 +35,42 @@ if TYPE_CHECKING:
 
 
 SERVICE = "inference"
+_REMINDER_S = 60.0
 
 
 def serve(config: InferenceConfig) -> None:
     """Serve until a stop signal. Raises `ServiceError` when the engine dies, `UserError` for what the user can mend."""
     token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
-    run_dir = RunDir(config.run.path).create()
-    health = Health(SERVICE, config.stall_timeout_s)
     metrics = ServerMetrics()
-    with ExitStack() as stack:
-        shutdown = stack.enter_context(closing(Shutdown()))
-        lock = stack.enter_context(run_dir.lock(SERVICE))
-        setup_logging(SERVICE, config.log, run_dir)
-        extra = HealthServer(health, host=config.health.host, port=config.health.port, registry=metrics.registry)
-        stack.enter_context(closing(extra))
-        stack.enter_context(reminding_of_exposure(config))
-        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", run_dir=run_dir))
+    with ServiceProcess(SERVICE, config, registry=metrics.registry) as process, reminding_of_exposure(config):
         if config.engine == "vllm":
-            return VllmSupervisor(config, run_dir, health, shutdown, extra.url).run()
+            return VllmSupervisor(config, process.run_dir, process.health, process.shutdown, process.health_url).run()
         state = ServerState(
             model_names=(config.model.path.resolve().name, str(config.model.path)),
             admin_token=token,
             request_timeout_s=config.server.request_timeout_s,
-            health=health,
+            health=process.health,
             metrics=metrics,
             max_body_bytes=max_body_bytes(config.model.path),
         )
-        uvloop.run(_serve(config, state, run_dir, lock, shutdown, extra.url))
+        uvloop.run(_serve(config, state, process))
 
 
-async def _serve(
-    config: InferenceConfig,
-    state: ServerState,
-    run_dir: RunDir,
-    lock: ServiceLock,
-    shutdown: Shutdown,
-    health_url: str,
-) -> None:
-    stop = shutdown.event()
+async def _serve(config: InferenceConfig, state: ServerState, process: ServiceProcess) -> None:
+    stop = process.shutdown.event()
     server = config.server
     async with listening(make_app(state), server.host, server.port, name=SERVICE, shutdown_timeout_s=5.0) as url:
-        with shutdown.loading(lock.release):
+        with process.shutdown.loading(process.leave):
             engine = await _load(config, state)
-        state.metric_log = MetricLog(SERVICE, run_dir, config.metrics)
+        state.metric_log = MetricLog(SERVICE, process.run_dir, config.metrics)
         try:
-            addresses = {"http": url, "health": health_url}
-            run_dir.announce(SERVICE, ServiceInfo(health_url=f"{url}/health", addresses=addresses))
+            addresses = {"http": url, "health": process.health_url}
+            process.announce(ServiceInfo(health_url=f"{url}/health", addresses=addresses))
             state.health.ready()
             logger.info(f"serving {config.model.path} at {url} ({_describe(engine)})")
             await until_stopped(engine, stop)
         finally:
-            run_dir.withdraw(SERVICE)
+            process.withdraw()
             state.health.stopping()
             await engine.stop(server.grace_s)
             state.metric_log.close()
@@ -130,9 +110,6 @@ def _describe(engine: "TorchEngine") -> str:
     return (
         f"{limits.max_batch_size} sequences of up to {limits.max_model_len} tokens, digest {engine.served.digest[:8]}"
     )
-
-
-_REMINDER_S = 60.0
 
 
 @contextmanager

@@ -227,7 +227,8 @@ class Orchestrator:
     async def _start(self, closing: AsyncExitStack) -> None:
         """Engines, then the weights they should serve, then teachers and environments. Every wait has its deadline."""
         timeout_s = self._config.engines.start_timeout_s
-        with self._health.waiting(f"the engines {', '.join(self._config.engines.urls)}"):
+        urls = self._config.engines.urls
+        with self._health.waiting(f"the engines {', '.join(urls)}", peer=urls):
             try:
                 await self._engine.start()
             except EngineError as error:
@@ -235,7 +236,7 @@ class Orchestrator:
         await self._policy.start(newest_batch=self._server.outbox.next_step - 1, timeout_s=timeout_s)
         for teacher in self._teachers:
             closing.push_async_callback(teacher.close)
-            with self._health.waiting(f"the {teacher}"):
+            with self._health.waiting(f"the {teacher}", peer=teacher.urls):
                 await teacher.start()
         for adapter in (*self._adapters, *self._eval_adapters):
             closing.push_async_callback(close_adapter, adapter)
@@ -251,7 +252,7 @@ class Orchestrator:
         take it, the run ends without.
         """
         last_step = self._config.max_steps
-        with self._health.waiting(f"the trainer to train step {last_step}"):
+        with self._health.waiting(f"the trainer to train step {last_step}", peer="trainer"):
             await self._server.until(lambda: self._server.last_trained >= last_step)
         weights = self._server.weights
         if weights is not None:
@@ -271,7 +272,7 @@ class Orchestrator:
         last_step = self._config.max_steps
         await self._until_last_version_lives()
         while True:
-            with self._health.waiting(f"the trainer to commit step {last_step}"):
+            with self._health.waiting(f"the trainer to commit step {last_step}", peer="trainer"):
                 await self._server.until(lambda: self._server.last_committed >= last_step)
             await self._until_trainer_leaves()
             if self._server.last_committed >= last_step:

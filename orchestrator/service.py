@@ -8,12 +8,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import uvloop
 from loguru import logger
-from prometheus_client import CollectorRegistry
 
 from chat.tokenizer import Tokenizer
 from orchestrator.config.envs import EnvConfig
@@ -25,17 +23,11 @@ from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.envs.workers.env import WorkerEnv, worker_facts
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from orchestrator.teachers.scored_env import AnyTeacher, load_envs, make_teachers
-from runtime.base.files import atomic_write
-from runtime.config.config import resolved_json
 from runtime.errors import UserError
-from runtime.health.health import Health
-from runtime.health.server import HealthServer
 from runtime.metrics.metric_log import MetricLog
 from runtime.process.event_loop import LoopLag
-from runtime.process.logging import setup_logging
-from runtime.process.shutdown import Shutdown
-from runtime.process.watchdog import Watchdog
-from runtime.run_dir.run_dir import RunDir, ServiceInfo
+from runtime.process.service_process import ServiceProcess
+from runtime.run_dir.run_dir import ServiceInfo
 from transport.errors import BindError, SecurityError
 from transport.security.keys import CurveKeys
 from transport.server.server import BatchServer
@@ -87,37 +79,25 @@ def load_keys(config: BatchServerConfig) -> CurveKeys | None:
 def serve(config: OrchestratorConfig, make_backend: Callable[[OrchestratorConfig], Backend] = load_backend) -> None:
     """Run to the end of the run, or to a stop signal. Raises `ServiceError` for everything that ends it early."""
     keys = load_keys(config.server)
-    run_dir = RunDir(config.run.path).create()
-    health = Health(SERVICE, config.stall_timeout_s)
-    registry = CollectorRegistry()
     loop_lag = LoopLag(advice=LAG_ADVICE)
-    with ExitStack() as stack:
-        shutdown = stack.enter_context(closing(Shutdown()))
-        lock = stack.enter_context(run_dir.lock(SERVICE))
-        setup_logging(SERVICE, config.log, run_dir)
-        health_server = HealthServer(health, host=config.health.host, port=config.health.port, registry=registry)
-        stack.enter_context(closing(health_server))
-        stack.enter_context(Watchdog(health, run_dir.logs / f"{SERVICE}.stacks", loop_lag, run_dir=run_dir))
-        metrics = stack.enter_context(closing(MetricLog(SERVICE, run_dir, config.metrics, registry)))
-        atomic_write(run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
-        with health.waiting("the environments to load"), shutdown.loading(lock.release):
+    with ServiceProcess(SERVICE, config, loop_lag=loop_lag) as process:
+        metrics = process.open_metrics()
+        process.write_config()
+        with process.health.waiting("the environments to load"), process.shutdown.loading(process.leave):
             backend = make_backend(config)
-        process = _Process(config, run_dir, backend, keys, health, health_server.url, metrics)
-        uvloop.run(process.run(shutdown, loop_lag))
+        uvloop.run(_Service(config, process, backend, keys, metrics).run(loop_lag))
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class _Service:
     config: OrchestratorConfig
-    run_dir: RunDir
+    process: ServiceProcess
     backend: Backend
     keys: CurveKeys | None
-    health: Health
-    health_url: str
     metrics: MetricLog
 
-    async def run(self, shutdown: Shutdown, loop_lag: LoopLag) -> None:
-        stop = shutdown.event()
+    async def run(self, loop_lag: LoopLag) -> None:
+        stop = self.process.shutdown.event()
         async with asyncio.TaskGroup() as tasks:
             probe = tasks.create_task(loop_lag.probe())
             try:
@@ -126,12 +106,12 @@ class _Process:
                 raise UserError(f"{error}; set --server.endpoint") from error
             finally:
                 probe.cancel()
-                self.run_dir.withdraw(SERVICE)
+                self.process.withdraw()
         logger.info("stopped")
 
     async def _run(self, stop: asyncio.Event) -> None:
-        config = self.config
-        outbox = open_outbox(self.run_dir, config.run.name, keep_retired=config.server.record_batches)
+        config, run_dir = self.config, self.process.run_dir
+        outbox = open_outbox(run_dir, config.run.name, keep_retired=config.server.record_batches)
         server = BatchServer(
             config.server.endpoint,
             outbox,
@@ -143,16 +123,16 @@ class _Process:
             backend = self.backend
             orchestrator = Orchestrator(
                 config,
-                self.run_dir,
+                run_dir,
                 backend.engine,
                 backend.adapters,
                 server,
-                self.health,
+                self.process.health,
                 self.metrics,
                 backend.eval_adapters,
                 backend.teachers,
                 more_facts=lambda: worker_facts(backend.workers),
             )
             addresses = {"batches": server.endpoint}
-            self.run_dir.announce(SERVICE, ServiceInfo(health_url=self.health_url, addresses=addresses))
+            self.process.announce(ServiceInfo(health_url=self.process.health_url, addresses=addresses))
             await orchestrator.run(stop)

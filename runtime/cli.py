@@ -42,7 +42,7 @@ def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> in
         if (command := find_command(argv[0])) is not None:
             return command(argv[1:])
         if "." not in argv[0] and (near := nearest_command(argv[0])) is not None:  # with a dot it is a file
-            raise UserError(f"{argv[0]} is no command of `rl`; did you mean rl {near}?")
+            raise UserError(f"{argv[0]} is not a command of `rl`; did you mean rl {near}?")
     if not argv:
         raise UserError("no config given: `rl @ FILE` starts a run (configs/ has examples), `rl --help` has all keys")
     specs = specs or find_services()

@@ -10,6 +10,7 @@ ServiceError          ends the process with `exit_code` and one line
 └── ChildDiedError    a service that `rl` started died: its exit code
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -66,9 +67,11 @@ class PeerLostError(ServiceError):
 class ChildDiedError(ServiceError):
     """A service that `rl` started ended before the run was over."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, killed: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.killed = dict(killed or {})
+        """The service by name and the name of its signal, if one killed it: `{"inference": "SIGKILL"}`."""
 
 
 def find_service_error(error: BaseException) -> ServiceError | None:

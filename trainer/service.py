@@ -5,18 +5,11 @@ from contextlib import ExitStack
 
 import torch
 from loguru import logger
-from prometheus_client import CollectorRegistry
 
-from runtime.base.files import atomic_write
-from runtime.config.config import resolved_json
 from runtime.errors import ExitCode, PeerLostError
-from runtime.health.health import Health
-from runtime.health.server import HealthServer
 from runtime.metrics.metric_log import MetricLog
-from runtime.process.logging import setup_logging
+from runtime.process.service_process import ServiceProcess
 from runtime.process.shutdown import Shutdown
-from runtime.process.watchdog import Watchdog
-from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from trainer.batches.fake import FakeSource
 from trainer.batches.inbox import Inbox
 from trainer.batches.link_keys import warn_if_exposed
@@ -48,14 +41,12 @@ SERVICE = "trainer"
 
 def run_trainer(config: TrainerConfig) -> int:
     """Run one rank from start to end; the exit code. Every error that ends it early is raised."""
-    with ExitStack() as stack:
-        shutdown = Shutdown()
-        stack.callback(shutdown.close)
-        process = TrainerProcess(config, stack)
+    with trainer_process(config) as process, ExitStack() as stack:
+        trainer = TrainerRank(config, process)
         ranks = join(config.model.device, config.parallel.timeout_s)
         stack.callback(ranks.close)
         check_ranks(config.parallel, ranks.world_size)
-        run, progress = process.prepare(ranks, shutdown)
+        run, progress = trainer.prepare(ranks)
         process.health.ready()
         reason = "failed"
         try:
@@ -68,48 +59,37 @@ def run_trainer(config: TrainerConfig) -> int:
             process.health.stopping()
             run.publisher.close()
             run.inbox.close(reason)
-        process.say_end(run, progress, reason)
+        trainer.say_end(run, progress, reason)
     return ExitCode.OK
 
 
-class TrainerProcess:
-    """What a rank has besides the training: folder, lock, log, health endpoint, watchdog, metrics."""
+def trainer_process(config: TrainerConfig) -> ServiceProcess:
+    """The process of this rank. Its health port counts by machine, not by run: a probe finds the first rank of every
+    machine at the port that the config names."""
+    rank, local_rank = os.environ.get("RANK"), int(os.environ.get("LOCAL_RANK", "0"))
+    port = config.health.port + local_rank if config.health.port else 0
+    return ServiceProcess(SERVICE, config, rank=None if rank is None else int(rank), health_port=port)
 
-    def __init__(self, config: TrainerConfig, stack: ExitStack) -> None:
+
+class TrainerRank:
+    """One rank in its process: it loads the model, resumes and connects. Rank 0 has the metrics."""
+
+    def __init__(self, config: TrainerConfig, process: ServiceProcess) -> None:
         self._config = config
-        self._rank = int(os.environ.get("RANK", "0"))
-        self._run_dir = RunDir(config.run.path).create()
-        name = SERVICE if self._rank == 0 else f"{SERVICE}-{self._rank}"
-        self._name, self._lock = name, stack.enter_context(self._run_dir.lock(name))
-        distributed = "RANK" in os.environ
-        setup_logging(SERVICE, config.log, self._run_dir, rank=self._rank if distributed else None)
-        self.health = Health(SERVICE, config.stall_timeout_s)
-        registry = CollectorRegistry()
-        # By machine, not by run: a probe finds the first rank of every machine at the port that the config names.
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        port = config.health.port + local_rank if config.health.port else 0
-        server = HealthServer(self.health, host=config.health.host, port=port, registry=registry)
-        stack.callback(server.close)
-        stack.enter_context(Watchdog(self.health, self._run_dir.logs / f"{name}.stacks", run_dir=self._run_dir))
-        self._run_dir.announce(name, ServiceInfo(health_url=server.url))
-        stack.callback(self._run_dir.withdraw, name)
+        self._process = process
+        self._run_dir, self._health = process.run_dir, process.health
+        process.announce()
         self._metrics: MetricLog | None = None
-        if self._rank == 0:
-            self._metrics = MetricLog(SERVICE, self._run_dir, config.metrics, registry)
-            stack.callback(self._metrics.close)
-            atomic_write(self._run_dir.config / f"{SERVICE}.json", resolved_json(config).encode())
+        if int(os.environ.get("RANK", "0")) == 0:
+            self._metrics = process.open_metrics()
+            process.write_config()
 
-    def leave(self) -> None:
-        """Be gone, as far as others can see."""
-        self._run_dir.withdraw(self._name)
-        self._lock.release()
-
-    def prepare(self, ranks: Ranks, shutdown: Shutdown) -> tuple[Training, TrainProgress]:
+    def prepare(self, ranks: Ranks) -> tuple[Training, TrainProgress]:
         """Load the model, resume, and connect."""
-        config = self._config
+        config, shutdown = self._config, self._process.shutdown
         seed_everything(config.seed, config.num_threads)
-        with shutdown.loading(self.leave):
-            with self.health.waiting("the model to load"):
+        with shutdown.loading(self._process.leave):
+            with self._health.waiting("the model to load"):
                 loading = ranks.apart()
                 context = join_context(ranks, config.parallel.cp)
                 policy = load_policy(config.model, ranks.device, context)
@@ -123,7 +103,7 @@ class TrainerProcess:
             origin = Origin(config.run.name, config_digest(config), config.model.path, policy.adapter)
             checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
             optimizer = make_optimizer(policy.causal_lm, config.optimizer)
-            with self.health.waiting("the checkpoint to load"):
+            with self._health.waiting("the checkpoint to load"):
                 progress = checkpoints.resume(TrainState(policy.causal_lm, optimizer, critic))
         self._say_start(ranks, progress, policy.causal_lm)
         source = self._connect(ranks, progress, shutdown, policy)
@@ -139,12 +119,12 @@ class TrainerProcess:
                 ranks,
                 max_steps=config.max_steps,
                 stop=shutdown,
-                health=self.health,
+                health=self._health,
             ),
             publisher=self._publisher(ranks, policy),
             checkpoints=checkpoints,
             non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks),
-            telemetry=Telemetry(self.health, self._metrics),
+            telemetry=Telemetry(self._health, self._metrics),
             token_export=self._token_export(ranks),
             critic=critic,
         ), progress
@@ -196,7 +176,7 @@ class TrainerProcess:
             self._config.run.name,
             ranks,
             last_committed=progress.step,
-            health=self.health,
+            health=self._health,
             stop_requested=lambda: shutdown.requested,
         )
         try:

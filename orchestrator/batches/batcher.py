@@ -135,8 +135,9 @@ class Batcher:
 
     async def _room(self) -> None:
         started = time.monotonic()
-        what = f"the trainer to train step {self._server.last_trained + 1} ({self._max_ahead} batches may be untrained)"
-        with self._health.waiting(what, loop=LOOP):
+        what = f"the trainer to train step {self._server.last_trained + 1}"
+        detail = f"{self._max_ahead} batches may be untrained"
+        with self._health.waiting(what, peer="trainer", detail=detail, loop=LOOP):
             await self._server.until(lambda: self._server.outbox.num_untrained < self._max_ahead)
         self.waited_for_trainer_s += time.monotonic() - started
 

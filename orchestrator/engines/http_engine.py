@@ -65,7 +65,7 @@ class HttpEngine:
     ) -> None:
         """`connect` makes the client of one engine; by default one of ours, which `admin_token` opens. `resolve` looks
         names up."""
-        self.availability = Availability()
+        self.availability = Availability(config.urls)
         self._config = config
         self._connect: Connect = connect or (lambda session, url: EngineClient(session, url, admin_token))
         self._resolve = resolve

@@ -75,6 +75,11 @@ class OpenAIModel:
     def __str__(self) -> str:
         return f"{self._name} at {', '.join(self._in_flight)}"
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Who has to answer, for `Health.waiting`."""
+        return tuple(self._in_flight)
+
     async def start(self) -> None:
         """Wait until every server lists its models. Raises `PeerLostError` at the deadline."""
         self._session = new_session()

@@ -1,7 +1,7 @@
 """What the orchestrator asks of models: `Engine`, `Generator`, `ChatModel`; their load, availability, errors."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -13,7 +13,9 @@ from transport.wire.generation import GenerateReply, GenerateRequest, ServedWeig
 class Availability:
     """Open at first. One owner calls `lost` and `restored`; any number of tasks of the same event loop `wait`."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Sequence[str] = ()) -> None:
+        self.peers = tuple(peers)
+        """URLs of the engines, as the config has them: for `Health.waiting`."""
         self._open = asyncio.Event()
         self._open.set()
         self.reason = ""

@@ -9,6 +9,7 @@ cancels its other rollouts: they are accounted for at once, and their slots are 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import msgspec
@@ -103,24 +104,27 @@ class Scheduler:
         while (verdict := policy.verdict(self._outlook(), group_size)) is not Verdict.ADMIT:
             self._changed.clear()
             started = time.monotonic()
-            with self._health.waiting(self._explain(verdict), loop=LOOP):
+            with self._waiting(verdict):
                 await self._changed.wait()
             if verdict is Verdict.TOO_STALE:
                 self.waited_for_policy_s += time.monotonic() - started
 
     async def _engines_back(self) -> None:
         while not self._availability.is_open:
-            with self._health.waiting(f"an engine to come back ({self._availability.reason})", loop=LOOP):
+            engines, reason = self._availability.peers, self._availability.reason
+            with self._health.waiting("an engine to come back", peer=engines, detail=reason, loop=LOOP):
                 await self._availability.wait()
 
     def _outlook(self) -> Outlook:
         return self._collector.assembler.outlook(self._live_version(), self._max_in_flight - self.in_flight)
 
-    def _explain(self, verdict: Verdict) -> str:
+    def _waiting(self, verdict: Verdict) -> AbstractContextManager[None]:
         if verdict is Verdict.TOO_STALE:
             needed = self._collector.assembler.policy.needed_version(self._outlook())
-            return f"policy version {needed} from the trainer ({self._live_version()} is live)"
-        return f"{verdict.value} ({self.in_flight} rollouts in flight)"
+            what = f"policy version {needed} from the trainer"
+            live = f"{self._live_version()} is live"
+            return self._health.waiting(what, peer="trainer", detail=live, loop=LOOP)
+        return self._health.waiting(verdict.value, detail=f"{self.in_flight} rollouts in flight", loop=LOOP)
 
     def _dispatch(self, tasks: asyncio.TaskGroup, env: EnvRunner, visit: Visit) -> None:
         example = env.adapter.examples[visit.example_index]

@@ -130,7 +130,8 @@ class WeightUpdates:
         while True:
             weights = self._source.weights
             assert weights is not None, "only called after an announcement"
-            with self._health.waiting(f"the engines to serve version {weights.version}{self._problem}", loop=LOOP):
+            what, engines = f"the engines to serve version {weights.version}", self._engine.availability.peers
+            with self._health.waiting(what, peer=engines, detail=self._problem, loop=LOOP):
                 if await self._apply(weights):
                     return
                 await self._pause(backoff_s * random.uniform(0.5, 1.0))  # jitter: several runs may share an engine
@@ -151,7 +152,7 @@ class WeightUpdates:
                 times = await self._engine.apply_weights(weights.location, weights.version, weights.digest)
         except (EngineError, TimeoutError) as error:
             reason = str(error) or f"no answer within {2 * self._update_timeout_s:g} s"
-            self._problem = f" ({reason})"
+            self._problem = reason
             logger.warning("version {} is not live, {} stays: {}", weights.version, self.live, reason)
             return False
         self._problem = ""

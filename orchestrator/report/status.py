@@ -123,4 +123,5 @@ class EngineWatch:
         if problem != self._problem:
             self._problem = problem
             self._health.set_facts(engines=problem or "connected")
-            self._health.waiting_for(f"an answer of the engines ({problem})" if problem else "", loop=LOOP)
+            what, engines = "an answer of the engines" if problem else "", self._engine.availability.peers
+            self._health.waiting_for(what, peer=engines, detail=problem, loop=LOOP)

@@ -34,6 +34,11 @@ class Teacher:
     def __str__(self) -> str:
         return f"teacher {self.name!r} at {self._config.url}"
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Who has to answer, for `Health.waiting`."""
+        return (self._config.url,)
+
     async def start(self) -> None:
         """Wait until it is healthy. Raises `PeerLostError` at the deadline, `UserError` if it is another model."""
         self._session = new_session()

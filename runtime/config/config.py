@@ -177,7 +177,7 @@ def parse_config(config_class: type[ParsedT], argv: Sequence[str], *, prog: str)
         sys.stdout.write(config_help(config_class, prog))
         raise SystemExit(0)
     if argv and not argv[0].startswith(("-", "@")):
-        raise UserError(f"{argv[0]} is no command of `{prog}`; a config file is given as `{prog} @ FILE`")
+        raise UserError(f"{argv[0]} is not a command of `{prog}`; a config file is given as `{prog} @ FILE`")
     try:
         config: ParsedT = cli(config_class, args=list(argv), prog=prog)
     except ConfigFileError as error:

@@ -1,18 +1,16 @@
 """Who waits for whom, and who is to blame: a pure function of the evidence.
 
-A service names what it waits for in words; a peer is meant if its name or one of its addresses is among them. Details
-stand in parentheses: what the peer itself waits for, or why it did not answer. They count only if nobody is named
-outside them.
+A service declares what it waits for and who has to give it, by name or by address (`DeclaredWait` of runtime/health).
 
     trainer ──batch 12──▶ orchestrator ──engine http://127.0.0.1:8000──▶ inference: dead   ◀── culprit
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from runtime.doctor.evidence import Evidence, Life, ServiceEvidence
+from runtime.doctor.evidence import Evidence, Life, ServiceEvidence, netloc_of
+from runtime.health.health import read_waits
 
 MOVING_S = 30.0
 """Seconds since its last progress within which a service counts as moving."""
@@ -20,6 +18,7 @@ MAX_DETAIL_CHARS = 80
 """Longer details are left out of the conclusion; the waits have them in full."""
 LAUNCHER = "rl"
 """Has a lock, but serves nobody and waits for nobody."""
+_ERROR_LEVELS = ("ERROR", "CRITICAL")
 
 
 class Condition(StrEnum):
@@ -49,6 +48,8 @@ class Wait:
     waiter: str
     what: str
     peers: tuple[str, ...]
+    brief: str
+    """`what` without a long detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,13 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Conclude."""
+    """The condition of each service, who waits for whom, and the service to look at first."""
     services = {service.name: service for service in evidence.services if service.name != LAUNCHER}
-    seen = next((service.ended for service in evidence.services if service.name == LAUNCHER), "")
+    killed = {name: by for service in evidence.services for name, by in service.killed.items()}
     services |= {
-        name: replace(service, ended=_seen_end(name, seen)) for name, service in services.items() if not service.ended
+        name: replace(services[name], ended=f"it was killed by {by}")
+        for name, by in killed.items()
+        if name in services and not services[name].ended
     }
     conditions = {name: find_condition(service) for name, service in services.items()}
     waits = tuple(wait for service in services.values() for wait in find_waits(service, evidence.services))
@@ -95,49 +98,12 @@ def find_condition(service: ServiceEvidence) -> Condition:
 
 def find_waits(service: ServiceEvidence, others: Sequence[ServiceEvidence]) -> Iterator[Wait]:
     """What a live service says it waits for, one for each of its loops."""
-    text = str(service.health.get("waiting_for") or "")
-    peers = [other for other in others if other.name != service.name]
-    for what in _split(text):
-        said = _outside_parentheses(what)
-        named = [peer.name for peer in peers if _is_named(peer, said)]
-        yield Wait(service.name, what, tuple(named or [peer.name for peer in peers if _is_named(peer, what)]))
-
-
-def _is_named(service: ServiceEvidence, text: str) -> bool:
-    names = [re.escape(name) for name in (service.name, *service.addresses)]
-    return any(re.search(rf"(?<![\w.-]){name}(?![\w-])", text) for name in names)
-
-
-def _split(text: str) -> list[str]:
-    """The parts between semicolons that are outside parentheses."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if character == ";" and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _outside_parentheses(text: str) -> str:
-    before = None
-    while before != text:
-        before, text = text, re.sub(r"\([^()]*\)", " ", text)
-    return text.partition("(")[0]
-
-
-def _without_long_details(text: str) -> str:
-    """What stands in parentheses is the peer's own business, which has a clause of its own: kept only if short."""
-    parts, depth = [""], 0
-    for character in text:
-        if character == "(" and depth == 0:
-            parts.append("")
-        depth += (character == "(") - (character == ")")
-        parts[-1] += character
-        if character == ")" and depth == 0:
-            parts.append("")
-    return "".join("(...)" if part[:1] == "(" and len(part) > MAX_DETAIL_CHARS else part for part in parts)
+    for wait in read_waits(service.health):
+        named = {netloc_of(peer) or peer for peer in wait.peers}
+        peers = [
+            other.name for other in others if other.name != service.name and named & {other.name, *other.addresses}
+        ]
+        yield Wait(service.name, str(wait), tuple(peers), wait.brief(MAX_DETAIL_CHARS))
 
 
 def _find_culprit(conditions: Mapping[str, Condition], waits: Sequence[Wait]) -> str | None:
@@ -174,7 +140,7 @@ def _describe(service: ServiceEvidence, condition: Condition, waits: Sequence[Wa
     """One clause about one service."""
     name, age = service.name, service.health.get("progress_age_s")
     since = f" (no progress for {age:.0f} s)" if isinstance(age, int | float) and age > MOVING_S else ""
-    own = " and for ".join(_without_long_details(wait.what) for wait in waits if wait.waiter == name)
+    own = " and for ".join(wait.brief for wait in waits if wait.waiter == name)
     match condition:
         case Condition.ENDED:
             return f"{name} has ended ({service.ended})"
@@ -194,15 +160,9 @@ def _describe(service: ServiceEvidence, condition: Condition, waits: Sequence[Wa
             return f"{name} works{since}"
 
 
-def _seen_end(name: str, launcher_ended: str) -> str:
-    """How `rl` saw a service die that had no time for last words of its own."""
-    found = re.search(rf"\b{re.escape(name)} (was killed by \w+)", launcher_ended)
-    return f"it {found[1]}" if found else ""
-
-
 def _last_words(service: ServiceEvidence) -> str:
     if service.ended:
         return service.ended
-    lines = [line for line in service.last_lines if re.search(r"\b(ERROR|CRITICAL)\b", line)] or service.last_lines
+    lines = [line for line in service.last_lines if any(level in line for level in _ERROR_LEVELS)] or service.last_lines
     said = f"last line of its log: {lines[-1].strip()}" if lines else "its log is empty"
     return f"it left no word; {said}"

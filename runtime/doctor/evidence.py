@@ -17,6 +17,11 @@ from runtime.run_dir.run_dir import RunDir
 from runtime.run_dir.service_lock import Holder, read_holder
 
 NUM_LAST_LINES = 5
+TAIL_BYTES = 64 << 10
+MAX_RECORD_CHARS = 120
+_REPORTED = ("last_trained", "last_committed")
+
+Json = dict[str, object]
 
 
 class Life(StrEnum):
@@ -38,6 +43,8 @@ class ServiceEvidence:
     life: Life
     pid: int | None = None
     host: str = ""
+    killed: Mapping[str, str] = field(default_factory=dict)
+    """Services that it saw die of a signal, and its name: `{"inference": "SIGKILL"}`."""
     ended: str = ""
     """How it ended, in its own words; empty if it had no time for any (kill -9, out of memory, a stall)."""
     health: HealthReport = field(default_factory=dict)
@@ -87,6 +94,7 @@ def _examine(run_dir: RunDir, name: str, timeout_s: float, health: HealthReport)
         pid=holder.pid if holder else None,
         host=holder.host if holder else "",
         ended=holder.ended if holder else "",
+        killed=holder.killed if holder else {},
         health=health,
         problem=problem,
         addresses=() if info is None else _netlocs([info.health_url, *info.addresses.values()]),
@@ -130,8 +138,12 @@ def _link(path: str) -> str:
 
 
 def _netlocs(urls: Sequence[str]) -> tuple[str, ...]:
-    found = [url.partition("://")[2].partition("/")[0] for url in urls]
-    return tuple(dict.fromkeys(netloc for netloc in found if netloc))
+    return tuple(dict.fromkeys(netloc for url in urls if (netloc := netloc_of(url))))
+
+
+def netloc_of(url: str) -> str:
+    """`host:port` of a URL; empty if it has none."""
+    return url.partition("://")[2].partition("/")[0]
 
 
 def _last_lines(run_dir: RunDir, name: str) -> tuple[str, ...]:
@@ -141,12 +153,6 @@ def _last_lines(run_dir: RunDir, name: str) -> tuple[str, ...]:
         if lines:
             return tuple(lines[-NUM_LAST_LINES:])
     return ()
-
-
-TAIL_BYTES = 64 << 10
-MAX_RECORD_CHARS = 120
-
-Json = dict[str, object]
 
 
 def read_positions(run_dir: RunDir) -> dict[str, str]:
@@ -187,9 +193,6 @@ def _outbox(folder: Path) -> dict[str, str]:
     found |= {f"{key.replace('_', ' ')} step": str(progress[key]) for key in _REPORTED if key in progress}
     weights = progress.get("weights")
     return found | ({"announced version": str(weights.get("version"))} if isinstance(weights, dict) else {})
-
-
-_REPORTED = ("last_trained", "last_committed")
 
 
 def _newest(label: str, manifests: Iterable[Path]) -> dict[str, str]:

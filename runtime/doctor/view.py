@@ -17,6 +17,7 @@ from runtime.errors import ExitCode, UserError
 from runtime.health.health import HealthReport
 from runtime.run_dir.run_dir import RunDir
 
+USAGE = "usage: rl doctor RUN_DIRECTORY [--json] (for example rl doctor runs/default)"
 STYLES = {
     Condition.ENDED: "dim",
     Condition.WORKING: "green",
@@ -39,7 +40,7 @@ def as_json(evidence: Evidence, diagnosis: Diagnosis) -> dict[str, object]:
         "run": evidence.run,
         "services": services,
         "positions": dict(evidence.positions),
-        "waits": [asdict(wait) for wait in diagnosis.waits],
+        "waits": [{"waiter": wait.waiter, "what": wait.what, "peers": wait.peers} for wait in diagnosis.waits],
         "culprit": diagnosis.culprit,
         "conclusion": diagnosis.conclusion,
     }
@@ -82,7 +83,7 @@ def _progress(service: ServiceEvidence) -> str:
 
 def own_facts(service: ServiceEvidence) -> HealthReport:
     """What its `/health` says beyond what every service says."""
-    fixed = {"service", "status", "progress_age_s", "waiting_for", "digest"}
+    fixed = {"service", "status", "progress_age_s", "waiting_for", "waits", "digest"}
     return {key: fact for key, fact in service.health.items() if key not in fixed and fact != ""}
 
 
@@ -117,9 +118,6 @@ def _last_lines(evidence: Evidence, diagnosis: Diagnosis) -> list[Text]:
 def _plain(text: str) -> Text:
     """Text that is neither read as markup by rich nor obeyed by a terminal: services quote what others wrote."""
     return Text(printable(text))
-
-
-USAGE = "usage: rl doctor RUN_DIRECTORY [--json] (for example rl doctor runs/default)"
 
 
 def doctor(argv: Sequence[str]) -> int:

@@ -10,11 +10,49 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 
+import msgspec
+
+HEALTH_TIMEOUT_S = 2.0
+"""Seconds that a service may take to answer `/health`."""
+
 Fact = str | int | float | bool | None
+HealthReport = Mapping[str, object]
+"""The body of `/health`: facts, and `waits` as a list of `DeclaredWait`."""
+
+
+class DeclaredWait(msgspec.Struct, frozen=True):
+    """What one loop of a service waits for. `str` is the sentence for people; `rl doctor` reads the fields."""
+
+    what: str
+    peers: tuple[str, ...] = ()
+    """Services that have to give it: a name (`trainer`) or an address (`http://127.0.0.1:8000`) each."""
+    detail: str = ""
+    """What the peer itself waits for, or why it did not answer."""
+    loop: str = ""
+    """Empty in a service with one loop."""
+
+    def __str__(self) -> str:
+        return self.brief(max_detail_chars=None)
+
+    def brief(self, max_detail_chars: int | None) -> str:
+        """The sentence, in which `(...)` stands for a detail of more characters than that, parentheses included."""
+        named = f"{self.loop}: {self.what}" if self.loop else self.what
+        detail = f"({self.detail})"
+        is_long = max_detail_chars is not None and len(detail) > max_detail_chars
+        return f"{named} {'(...)' if is_long else detail}" if self.detail else named
+
+
+def read_waits(report: HealthReport) -> tuple[DeclaredWait, ...]:
+    """The waits in a report. A service of the version before tells them in words only: one wait without peers."""
+    try:
+        return msgspec.convert(report["waits"], tuple[DeclaredWait, ...])
+    except (KeyError, msgspec.ValidationError):
+        words = str(report.get("waiting_for") or "")
+        return (DeclaredWait(words),) if words else ()
 
 
 class Status(StrEnum):
@@ -35,7 +73,7 @@ class Health:
 
     >>> health = Health("trainer", stall_timeout_s=900)
     >>> health.ready()
-    >>> with health.waiting("batch 7 from the orchestrator"):
+    >>> with health.waiting("batch 7 from the orchestrator", peer="orchestrator"):
     ...     pass  # blocks here
     >>> health.progress(step=7)
     """
@@ -47,7 +85,7 @@ class Health:
         self._lock = threading.Lock()
         self._status = Status.STARTING
         self._last_progress = clock()
-        self._waits: dict[str, str] = {}
+        self._waits: dict[str, DeclaredWait] = {}
         self._facts: dict[str, Fact] = {}
 
     def ready(self) -> None:
@@ -73,18 +111,19 @@ class Health:
         with self._lock:
             self._facts.update(facts)
 
-    def waiting_for(self, what: str, *, loop: str = "") -> None:
-        """Say what `loop` waits for; the empty string: for nothing. A service with one loop needs no name for it."""
+    def waiting_for(self, what: str, *, peer: str | Sequence[str] = (), detail: str = "", loop: str = "") -> None:
+        """Say what `loop` waits for; the empty string: for nothing. The fields are those of `DeclaredWait`."""
         with self._lock:
             if what:
-                self._waits[loop] = what
+                peers = (peer,) if isinstance(peer, str) else tuple(peer)
+                self._waits[loop] = DeclaredWait(what, peers, detail, loop)
             else:
                 self._waits.pop(loop, None)
 
     @contextmanager
-    def waiting(self, what: str, *, loop: str = "") -> Iterator[None]:
+    def waiting(self, what: str, *, peer: str | Sequence[str] = (), detail: str = "", loop: str = "") -> Iterator[None]:
         """`waiting_for` as long as the block lasts."""
-        self.waiting_for(what, loop=loop)
+        self.waiting_for(what, peer=peer, detail=detail, loop=loop)
         try:
             yield
         finally:
@@ -97,10 +136,15 @@ class Health:
             return self._clock() - self._last_progress
 
     @property
+    def declared_waits(self) -> tuple[DeclaredWait, ...]:
+        """One for each loop that waits, sorted by the name of the loop."""
+        with self._lock:
+            return tuple(wait for _, wait in sorted(self._waits.items()))
+
+    @property
     def waits(self) -> str:
         """All that this service waits for: `batch 7`, or `batcher: groups; scheduler: free slots`."""
-        with self._lock:
-            return "; ".join(f"{loop}: {what}" if loop else what for loop, what in sorted(self._waits.items()))
+        return _sentence(self.declared_waits)
 
     @property
     def status(self) -> Status:
@@ -120,23 +164,22 @@ class Health:
         """Whether others may send work: start-up is over, the end has not begun, and it moves."""
         return self.status is Status.OK
 
-    def report(self) -> dict[str, Fact]:
+    def report(self) -> dict[str, object]:
         """The body of `/health`. Facts cannot hide the fixed keys."""
         with self._lock:
-            facts = dict(self._facts)
+            facts: dict[str, object] = dict(self._facts)
+        waits = self.declared_waits
         return facts | {
             "service": self.service,
             "status": self.status.value,
             "progress_age_s": round(self.progress_age_s, 3),
-            "waiting_for": self.waits,
+            "waiting_for": _sentence(waits),
+            "waits": [msgspec.to_builtins(wait) for wait in waits],
         }
 
 
-HEALTH_TIMEOUT_S = 2.0
-"""Seconds that a service may take to answer `/health`."""
-
-HealthReport = Mapping[str, Fact]
-"""The body of `/health`."""
+def _sentence(waits: Sequence[DeclaredWait]) -> str:
+    return "; ".join(map(str, waits))
 
 
 def http_answer(url: str, timeout_s: float) -> bytes:

@@ -168,8 +168,11 @@ class Launcher:
         self._view.forward("rl", f"{what}; its last lines:")
         for line in culprit.last_lines():
             self._view.forward("rl", f"  {line}")
+        name = signal_name(code)
         raise ChildDiedError(
-            f"{what}; its output is in {self._run_dir.logs / culprit.name}.out", code or ExitCode.FAILED
+            f"{what}; its output is in {self._run_dir.logs / culprit.name}.out",
+            code or ExitCode.FAILED,
+            killed={culprit.name: name} if name else {},
         )
 
     def _stop(self) -> None:
@@ -185,13 +188,18 @@ class Launcher:
         self._monitor.health.stop()
 
 
+def signal_name(code: int) -> str:
+    """The signal that ended a process of this exit code; empty if none did."""
+    try:
+        return signal.Signals(code - 128).name if code > 128 else ""
+    except ValueError:  # an exit code above 128 that is no signal
+        return ""
+
+
 def describe_exit(code: int) -> str:
     """An exit code in words."""
-    if code > 128:
-        try:
-            return f"was killed by {signal.Signals(code - 128).name}"
-        except ValueError:
-            pass  # an exit code above 128 that is no signal
+    if killer := signal_name(code):
+        return f"was killed by {killer}"
     try:
         name = ExitCode(code).name.lower().replace("_", " ")
     except ValueError:

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import msgspec
 
-from runtime.errors import ExitCode, UserError, find_service_error
+from runtime.errors import ChildDiedError, ExitCode, UserError, find_service_error
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     ended: str = ""
     """How it let go (`exit 76: lost the orchestrator`). Empty while it holds the lock, or when it was killed."""
+    killed: dict[str, str] = {}
+    """Services that it saw die of a signal, and its name: `{"inference": "SIGKILL"}`."""
 
 
 class ServiceLock:
@@ -41,11 +43,11 @@ class ServiceLock:
             ) from None
         self._write(Holder(pid=os.getpid(), host=socket.gethostname()))
 
-    def release(self, ended: str = "exit 0") -> None:
+    def release(self, ended: str = "exit 0", killed: dict[str, str] | None = None) -> None:
         """Let the next one in, and leave word of how this one ended. Idempotent."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # a full disk: `rl doctor` will have to guess
-                self._write(Holder(pid=os.getpid(), host=socket.gethostname(), ended=ended))
+                self._write(Holder(pid=os.getpid(), host=socket.gethostname(), ended=ended, killed=killed or {}))
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -55,7 +57,7 @@ class ServiceLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release(describe_end(error))
+        self.release(describe_end(error), error.killed if isinstance(error, ChildDiedError) else None)
 
     def _write(self, holder: Holder) -> None:
         os.ftruncate(self._descriptor, 0)

@@ -106,7 +106,8 @@ class Inbox:
 
         def on_wait(missing: Sequence[int]) -> None:
             self._health.progress()
-            self._health.waiting_for(f"rank {', '.join(map(str, missing))} to hear from the orchestrator")
+            what = f"rank {', '.join(map(str, missing))} to hear from the orchestrator"
+            self._health.waiting_for(what, peer="orchestrator")
 
         try:
             return self._ranks.wait_together(work, on_wait, self._stop)

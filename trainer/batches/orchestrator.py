@@ -22,6 +22,8 @@ from transport.outbox.progress import PublishedWeights
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample
 
+PEER = "orchestrator"
+
 
 class OrchestratorLink:
     """A `BatchSource`. `PeerLostError` when the orchestrator stays away, `UserError` when it refuses this run."""
@@ -103,7 +105,7 @@ class OrchestratorLink:
     def _call(self, what: str, *, interruptible: bool) -> Iterator[None]:
         self._waiting_for, self._interruptible = what, interruptible
         try:
-            with self._health.waiting(what):
+            with self._health.waiting(what, peer=PEER):
                 yield
         except PeerTimeout as error:
             raise PeerLostError(f"lost the orchestrator while waiting for {what}: {error}") from error
@@ -121,4 +123,4 @@ class OrchestratorLink:
         if self._interruptible and self._stop_requested():
             raise StopWaiting
         self._health.progress()
-        self._health.waiting_for(f"{self._waiting_for} ({peer_waits_for})")
+        self._health.waiting_for(self._waiting_for, peer=PEER, detail=peer_waits_for)

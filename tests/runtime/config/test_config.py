@@ -151,7 +151,7 @@ def test_several_wrong_keys_are_all_named() -> None:
         ([*GOOD, "stray"], "stray; a key is set as --key value, a file given as @ FILE$"),
         ([*GOOD, "--envs.0.id", "x"], r"^envs is a list: in a file \[\[envs\]\] begins an entry, a flag .* as JSON$"),
         ([*GOOD, "--urls.0", "x"], r"^urls is a list: in a file urls = \[\.\.\.\] gives it, a flag .* as JSON$"),
-        (["x.toml"], "x.toml is no command of `example`; a config file is given as `example @ FILE`"),
+        (["x.toml"], "x.toml is not a command of `example`; a config file is given as `example @ FILE`"),
         ([*GOOD, "--optimizer.lr", "inf"], "optimizer.lr: .*finite.*got 'inf'"),
         ([*GOOD, "--loss.scale", "2"], "^loss.scale does not go with loss.type = 'clip'$"),
         ([*GOOD, "--pools", '[{"idd": "a"}]'], r"^pools\[0\].id is required; unknown key pools\[0\].idd; did .*\?$"),

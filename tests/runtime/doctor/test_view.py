@@ -23,7 +23,7 @@ from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from runtime.run_dir.service_lock import Holder, describe_end, read_holder
 from tests.support.waiting import until
 
-# A service that says what it waits for, until it is killed; with a third argument it ends at once, by an error.
+# A service that says what it waits for, until it is killed; with a last argument it ends at once, by an error.
 SERVICE = """
 import sys, time
 from pathlib import Path
@@ -35,7 +35,7 @@ from runtime.health.server import HealthServer
 from runtime.process.logging import setup_logging
 from runtime.run_dir.run_dir import RunDir
 from runtime.run_dir.run_dir import ServiceInfo
-name, waits, end = sys.argv[2:]
+name, waits, peer, detail, end = sys.argv[2:]
 run_dir = RunDir(Path(sys.argv[1]))
 setup_logging(name, LogConfig(), run_dir)
 with run_dir.lock(name):
@@ -44,7 +44,7 @@ with run_dir.lock(name):
     health = Health(name, stall_timeout_s=60)
     health.ready()
     health.progress(step=3)
-    health.waiting_for(waits)
+    health.waiting_for(waits, peer=peer, detail=detail)
     server = HealthServer(health, host="127.0.0.1", port=0)
     run_dir.announce(name, ServiceInfo(health_url=server.url))
     logger.info("works")
@@ -65,8 +65,8 @@ def start(run_dir: RunDir) -> Iterator[Start]:
     """`start(name, waits)`: a service that is up; `start(name, end=reason)`: one that is gone again."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(name: str, waits: str = "", end: str = "") -> "subprocess.Popen[bytes]":
-        arguments = [sys.executable, "-c", SERVICE, str(run_dir.path), name, waits, end]
+    def begin(name: str, waits: str = "", peer: str = "", detail: str = "", end: str = "") -> "subprocess.Popen[bytes]":
+        arguments = [sys.executable, "-c", SERVICE, str(run_dir.path), name, waits, peer, detail, end]
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         started.append(process)
         assert process.stdout is not None
@@ -86,7 +86,7 @@ def condition(run_dir: RunDir, name: str) -> Condition:
 
 
 def test_live_services_are_asked(run_dir: RunDir, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    orchestrator = start("orchestrator", "policy version 4 from the trainer")
+    orchestrator = start("orchestrator", "policy version 4 from the trainer", "trainer")
     start("trainer")
     assert run(["doctor", str(run_dir.path)]) == 0
     shown = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_live_services_are_asked(run_dir: RunDir, start: Start, capsys: pytest.C
 def test_killed_service_is_dead_and_its_last_lines_are_shown(
     run_dir: RunDir, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start("orchestrator", "policy version 4 from the trainer")
+    start("orchestrator", "policy version 4 from the trainer", "trainer")
     trainer = start("trainer")
     trainer.kill()
     trainer.wait()
@@ -233,7 +233,7 @@ def test_long_waits_are_shown_whole_and_told_in_brief(
     run_dir: RunDir, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     details = "http://127.0.0.1:8000/health did not answer: " + "refused " * 12
-    start("orchestrator", f"policy: the trainer to publish ({details}(again))")
+    start("orchestrator", "policy: the trainer to publish", "trainer", f"{details}(again)")
     start("trainer")
     assert run(["doctor", str(run_dir.path)]) == 0
     shown = capsys.readouterr().out

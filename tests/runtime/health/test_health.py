@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from runtime.errors import UserError
-from runtime.health.health import Health, Status, ask_health
+from runtime.health.health import DeclaredWait, Health, Status, ask_health, read_waits
 from runtime.health.server import HealthGauges, HealthServer
 
 
@@ -81,6 +81,14 @@ def test_waits_of_several_loops_are_named(health: Health) -> None:
     assert health.report()["waiting_for"] == "scheduler: free slots"
 
 
+def test_waits_are_data_for_programs_and_a_sentence_for_people(health: Health) -> None:
+    with health.waiting("batch 7", peer="orchestrator", detail="groups", loop="fetch"):
+        report = json.loads(json.dumps(health.report()))
+    assert report["waiting_for"] == "fetch: batch 7 (groups)"
+    assert read_waits(report) == (DeclaredWait("batch 7", ("orchestrator",), "groups", "fetch"),)
+    assert read_waits(health.report()) == ()
+
+
 def test_wait_ends_with_its_block_even_by_an_error(health: Health) -> None:
     def block() -> None:
         with health.waiting("batch 7"):
@@ -125,7 +133,13 @@ def test_endpoint_answers_503_until_ready_and_when_stalled(health: Health, clock
     health.waiting_for("batch 7")
     code, body = get(server.url)
     assert code == 200
-    assert json.loads(body) == {"service": "trainer", "status": "ok", "progress_age_s": 0.0, "waiting_for": "batch 7"}
+    assert json.loads(body) == {
+        "service": "trainer",
+        "status": "ok",
+        "progress_age_s": 0.0,
+        "waiting_for": "batch 7",
+        "waits": [{"what": "batch 7", "peers": [], "detail": "", "loop": ""}],
+    }
     clock.now += 11
     code, body = get(server.url)
     assert (code, json.loads(body)["status"]) == (503, "stalled")

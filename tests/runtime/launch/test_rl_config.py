@@ -168,9 +168,9 @@ def test_missing_shared_key_is_reported_once() -> None:
     ("argv", "expected"),
     [
         ([], "^no config given: `rl @ FILE` starts a run"),
-        (["doctr", "runs/x"], "^doctr is no command of `rl`; did you mean rl doctor[?]$"),
-        (["x.toml"], "^x.toml is no command of `rl`; a config file is given as `rl @ FILE`$"),
-        (["view.toml"], "^view.toml is no command of `rl`; a config file is given as `rl @ FILE`$"),
+        (["doctr", "runs/x"], "^doctr is not a command of `rl`; did you mean rl doctor[?]$"),
+        (["x.toml"], "^x.toml is not a command of `rl`; a config file is given as `rl @ FILE`$"),
+        (["view.toml"], "^view.toml is not a command of `rl`; a config file is given as `rl @ FILE`$"),
     ],
 )
 def test_first_words_of_a_newcomer_are_answered_with_what_to_type(argv: list[str], expected: str) -> None:
