@@ -167,11 +167,11 @@ def train(endpoint: str, pipe: Connection, memcpy: Memcpy) -> tuple[Seconds, lis
             samples = client.samples(client.manifest(step), range(NUM_SAMPLES))
             walls.append(time.perf_counter() - wall)
             marks.append(time.process_time())
-            intake = check_image_samples(dict(enumerate(samples)), spec, seq_len=1024)
+            checked = check_image_samples(dict(enumerate(samples)), spec, seq_len=1024)
             marks.append(time.process_time())
-            assert not intake.refused, intake.refused
+            assert not checked.refused, checked.refused
             for first in range(0, NUM_SAMPLES, MICRO_BATCH_SAMPLES):
-                merge_images([intake.samples[first + place] for place in range(MICRO_BATCH_SAMPLES)], spec, 0)
+                merge_images([checked.samples[first + place] for place in range(MICRO_BATCH_SAMPLES)], spec, 0)
             marks.append(time.process_time())
             memcpy.copy()
             marks.append(time.process_time())

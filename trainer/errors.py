@@ -49,7 +49,7 @@ class RankMismatch(TrainerError):
 
 
 class CheckpointInvalid(TrainerError):
-    """A folder that is no usable checkpoint; the message is the reason."""
+    """A folder that is not a usable checkpoint; the message is the reason."""
 
 
 class NonFiniteError(TrainerError, ServiceError):

@@ -7,22 +7,22 @@ the step is trained, and a checkpoint is durable before the orchestrator may for
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import torch
 from loguru import logger
 
-from trainer.batches.inbox import Inbox
-from trainer.batches.source import Batch
+from trainer.batches.inbox import Inbox, Reporter
 from trainer.checkpoints.checkpoints import Checkpoints
 from trainer.checkpoints.state import TrainState
 from trainer.checks.canary import make_canary
 from trainer.config.trainer import TrainerConfig
 from trainer.critic.critic import CriticLearner
-from trainer.critic.step import CriticStep
-from trainer.critic.values import Assessment, estimate_values
+from trainer.critic.step import NO_CRITIC, CriticStep, NoCriticStep
+from trainer.critic.values import estimate_values
 from trainer.images.samples import CheckedSamples, check_image_samples
 from trainer.losses.protocol import RlLoss
 from trainer.model.policy import Policy
@@ -38,6 +38,10 @@ from trainer.ranks import Ranks
 from trainer.step.report import StepReport, TrainProgress
 from trainer.step.step import StepSettings, train_mini_batch
 from trainer.weights.channel import WeightChannel
+from transport.wire.manifest import BatchManifest
+
+MakeCriticStep = Callable[[Sequence[MicroBatch], tuple[str, ...], int], NoCriticStep]
+"""From the micro batches, env names and number of units of a mini-batch to the critic's half of its step."""
 
 
 @dataclass(frozen=True)
@@ -48,63 +52,57 @@ class Training:
     ranks: Ranks
     layout: Layout
     policy: Policy
-    optimizer: torch.optim.Optimizer
+    state: TrainState
+    """What is trained, and what a checkpoint holds: the policy's weights, its optimizer, the critic."""
     loss: RlLoss
     inbox: Inbox
+    reporter: Reporter
     publisher: WeightChannel
     checkpoints: Checkpoints
     non_finite: NonFiniteGuard
     telemetry: Telemetry
     token_export: TokenExport | None = None
-    critic: CriticLearner | None = None
-
-    @property
-    def state(self) -> TrainState:
-        """What a checkpoint holds."""
-        return TrainState(self.policy.causal_lm, self.optimizer, self.critic)
 
 
 def train(run: Training, progress: TrainProgress) -> TrainProgress:
     """Train until the run ends or a stop is requested; everything that was trained is committed on return."""
-    committed = progress.step
     publish(run, progress.step)  # engines may have lost, or never had, the version that this process starts from
     for batch in run.inbox.batches(after=progress.step):
-        plan = plan_step(batch.manifest, run.layout)
+        plan = plan_step(batch, run.layout)
         run.ranks.require_same(plan.digest, f"the plan of step {batch.step}")
         reports = optimize(run, batch, plan)
         progress = progress.after(batch.step, reports)
         run.non_finite.check(batch, reports, progress)
         publish(run, version=batch.step)
-        run.inbox.trained(batch.step)
-        run.telemetry.step(batch, reports, progress, current_learning_rate(run.optimizer))
-        committed = commit_saved(run, committed)
+        run.reporter.trained(batch.step)
+        run.telemetry.step(batch, reports, progress, current_learning_rate(run.state.optimizer))
+        run.checkpoints.saved()  # commits a save in the background that has ended meanwhile
         if run.checkpoints.due(batch.step):
-            committed = save(run, progress, committed, wait=not run.config.checkpoint.background)
-    while committed < progress.step:
-        committed = save(run, progress, committed, wait=True)
+            with run.telemetry.timed("checkpoint"):
+                run.checkpoints.save(run.state, progress)
+    with run.telemetry.timed("checkpoint"):
+        run.checkpoints.finish(run.state, progress)
     return progress
 
 
-def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
+def optimize(run: Training, batch: BatchManifest, plan: StepPlan) -> list[StepReport]:
     """The optimizer steps of one batch: one per mini-batch and epoch."""
     with run.telemetry.timed("fetch"):
-        intake = fetch_samples(run, batch, plan)
-    set_rates(run, batch.step)
-    assessment = None
-    if run.critic is not None:
-        with run.telemetry.timed("values"):
-            assessment = estimate_batch_values(run, run.critic, batch, plan, intake)
-        intake = replace(intake, samples=assessment.with_advantages(intake.samples))
+        checked = fetch_samples(run, batch, plan)
+    set_rate(run, run.state.optimizer, run.config.optimizer.lr, batch.step)
+    critic_step: MakeCriticStep = no_critic_step
+    if run.state.critic is not None:  # the one place where a run with a critic differs
+        checked, critic_step = value_samples(run, run.state.critic, batch, plan, checked)
     max_grad_norm, max_tokens = run.config.optimizer.max_grad_norm, run.layout.micro_batch_tokens
     settings = StepSettings(plan.env_names, max_grad_norm, max_tokens, plan.num_units, run.layout.cp)
-    recorder = run.token_export.recorder(plan, intake.samples) if run.token_export else None
+    recorder = run.token_export.recorder(plan, checked.samples) if run.token_export else None
     with run.telemetry.timed("train"):
         reports = []
         for index in plan.visits:
-            micro_batches = pack_own(run, plan, index, intake)
-            critic = critic_step(run, assessment, micro_batches, settings)
+            micro_batches = pack_own(run, plan, index, checked)
+            critic = critic_step(micro_batches, settings.env_names, settings.num_units)
             report = train_mini_batch(
-                run.policy, run.optimizer, micro_batches, run.loss, settings, watch=recorder, critic=critic
+                run.policy, run.state.optimizer, micro_batches, run.loss, settings, watch=recorder, critic=critic
             )
             reports.append(with_refused(report, plan.mini_batches[index].counts.num_samples))
     if run.token_export and recorder:
@@ -113,84 +111,59 @@ def optimize(run: Training, batch: Batch, plan: StepPlan) -> list[StepReport]:
     return reports
 
 
-def fetch_samples(run: Training, batch: Batch, plan: StepPlan) -> CheckedSamples:
+def fetch_samples(run: Training, batch: BatchManifest, plan: StepPlan) -> CheckedSamples:
     """The samples of this rank; those that cannot be trained are named in the log, once each."""
     samples = run.inbox.fetch(batch, plan.rows_for(run.layout.dp_rank).tolist())
-    intake = check_image_samples(samples, run.policy.image_spec, plan.seq_len)
-    for row, reason in intake.refused.items():
+    checked = check_image_samples(samples, run.policy.image_spec, plan.seq_len)
+    for row, reason in checked.refused.items():
         logger.warning(f"step {batch.step} leaves out row {row}: {reason}")
-    return intake
+    return checked
 
 
-def pack_own(run: Training, plan: StepPlan, mini_batch_index: int, intake: CheckedSamples) -> list[MicroBatch]:
+def pack_own(run: Training, plan: StepPlan, mini_batch_index: int, checked: CheckedSamples) -> list[MicroBatch]:
     """The micro batches of this rank."""
     return pack_mini_batch(
         plan,
         mini_batch_index,
         run.layout.dp_rank,
-        intake.samples,
+        checked.samples,
         run.policy.row_multiple,
         images=run.policy.image_spec,
-        refused=intake.refused,
+        refused=checked.refused,
     )
 
 
 def with_refused(report: StepReport, num_planned: int) -> StepReport:
     """The report of a mini-batch of `num_planned` samples, with the number that some rank left out."""
-    num_refused = num_planned - report.metrics["samples/global"]
+    num_refused = float(num_planned - report.accounting.num_samples)
     return replace(report, metrics=report.metrics | {"samples_refused/global": num_refused}) if num_refused else report
 
 
-def set_rates(run: Training, step: int) -> None:
-    """The learning rates of batch `step`."""
-    config = run.config
-    set_learning_rate(run.optimizer, learning_rate(step, config.optimizer.lr, config.schedule, config.max_steps))
-    if run.critic is not None:
-        rate = learning_rate(step, run.critic.config.lr, config.schedule, config.max_steps)
-        set_learning_rate(run.critic.optimizer, rate)
+def set_rate(run: Training, optimizer: torch.optim.Optimizer, peak: float, step: int) -> None:
+    """Give `optimizer` the learning rate of batch `step`."""
+    set_learning_rate(optimizer, learning_rate(step, peak, run.config.schedule, run.config.max_steps))
 
 
-def estimate_batch_values(
-    run: Training, critic: CriticLearner, batch: Batch, plan: StepPlan, intake: CheckedSamples
-) -> Assessment:
-    """Values and advantages of the whole batch, before its first optimizer step."""
-    indices = range(len(plan.mini_batches))
-    micro_batches = itertools.chain.from_iterable(pack_own(run, plan, index, intake) for index in indices)
-    return estimate_values(critic, run.policy, batch.manifest, micro_batches, intake.samples)
+def value_samples(
+    run: Training, critic: CriticLearner, batch: BatchManifest, plan: StepPlan, checked: CheckedSamples
+) -> tuple[CheckedSamples, MakeCriticStep]:
+    """The samples with the critic's advantages, from values before the first optimizer step of the batch, and what
+    makes the critic's half of each step."""
+    set_rate(run, critic.optimizer, critic.config.lr, batch.step)
+    with run.telemetry.timed("values"):
+        indices = range(len(plan.mini_batches))
+        micro_batches = itertools.chain.from_iterable(pack_own(run, plan, index, checked) for index in indices)
+        values = estimate_values(critic, run.policy, batch, micro_batches, checked.samples)
+    return replace(checked, samples=values.with_advantages(checked.samples)), partial(CriticStep, critic, values)
 
 
-def critic_step(
-    run: Training, assessment: Assessment | None, micro_batches: Sequence[MicroBatch], settings: StepSettings
-) -> CriticStep | None:
-    """The critic's half of an optimizer step, if there is a critic."""
-    if run.critic is None or assessment is None:
-        return None
-    return CriticStep(run.critic, assessment, micro_batches, settings.env_names, settings.num_units)
+def no_critic_step(micro_batches: Sequence[MicroBatch], env_names: tuple[str, ...], num_units: int) -> NoCriticStep:
+    """The policy is trained alone."""
+    return NO_CRITIC
 
 
 def publish(run: Training, version: int) -> None:
     """Let engines load what the policy is now, and tell the orchestrator."""
     with run.telemetry.timed("publish"):
         published = run.publisher.publish(run.policy.causal_lm, version)
-        run.inbox.published(msgspec.structs.replace(published, canary=make_canary(run.policy)))
-
-
-def save(run: Training, progress: TrainProgress, committed: int, *, wait: bool) -> int:
-    """Save `progress`, after the save before has ended; the last committed step. `wait`: for the end of this save."""
-    with run.telemetry.timed("checkpoint"):
-        committed = commit_saved(run, committed, wait=True)
-        if committed < progress.step:
-            run.checkpoints.begin(run.state, progress)
-            committed = commit_saved(run, committed, wait=wait)
-    return committed
-
-
-def commit_saved(run: Training, committed: int, *, wait: bool = False) -> int:
-    """The last committed step; if a save has ended well, the orchestrator learns of it."""
-    step = run.checkpoints.saved(wait=wait)
-    if step is None:
-        return committed
-    run.inbox.commit(step)
-    if run.ranks.is_first:
-        logger.debug(f"checkpoint {run.checkpoints.folder(step)}")
-    return step
+        run.reporter.published(msgspec.structs.replace(published, canary=make_canary(run.policy)))

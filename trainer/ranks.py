@@ -223,7 +223,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UserError(f"model.device = {name!r} is no device: {error}") from error
+        raise UserError(f"model.device = {name!r} is not a device: {error}") from error
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():

@@ -11,11 +11,11 @@ from runtime.metrics.metric_log import MetricLog
 from runtime.process.service_process import ServiceProcess
 from runtime.process.shutdown import Shutdown
 from trainer.batches.fake import FakeSource
-from trainer.batches.inbox import Inbox
+from trainer.batches.inbox import Inbox, Reporter
 from trainer.batches.link_keys import warn_if_exposed
 from trainer.batches.orchestrator import OrchestratorLink
 from trainer.batches.replay import ReplaySource
-from trainer.batches.source import BatchSource, FinishedRun
+from trainer.batches.source import BatchSource, FinishedRun, NoReports, ProgressReports
 from trainer.build import check_ranks, config_digest, fake_vocab_size, make_layout, seed_everything
 from trainer.checkpoints.checkpoints import Checkpoints, Origin
 from trainer.checkpoints.state import TrainState
@@ -104,15 +104,18 @@ class TrainerRank:
             checkpoints = Checkpoints(self._run_dir.checkpoints, origin, config.checkpoint, ranks)
             optimizer = make_optimizer(policy.causal_lm, config.optimizer)
             with self._health.waiting("the checkpoint to load"):
-                progress = checkpoints.resume(TrainState(policy.causal_lm, optimizer, critic))
+                state = TrainState(policy.causal_lm, optimizer, critic)
+                progress = checkpoints.resume(state)
         self._say_start(ranks, progress, policy.causal_lm)
-        source = self._connect(ranks, progress, shutdown, policy)
+        source, reports = self._connect(ranks, progress, shutdown, policy)
+        reporter = Reporter(reports, ranks, stop=shutdown, health=self._health)
+        checkpoints.report_commits(reporter.committed)
         return Training(
             config=config,
             ranks=ranks,
             layout=make_layout(config, ranks, sharing),
             policy=policy,
-            optimizer=optimizer,
+            state=state,
             loss=make_loss(config.loss),
             inbox=Inbox(
                 source,
@@ -121,12 +124,12 @@ class TrainerRank:
                 stop=shutdown,
                 health=self._health,
             ),
+            reporter=reporter,
             publisher=self._publisher(ranks, policy),
             checkpoints=checkpoints,
-            non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks),
+            non_finite=NonFiniteGuard(self._run_dir.path / "non_finite", config.max_non_finite_steps, ranks, source),
             telemetry=Telemetry(self._health, self._metrics),
             token_export=self._token_export(ranks),
-            critic=critic,
         ), progress
 
     def say_end(self, run: Training, progress: TrainProgress, reason: str) -> None:
@@ -158,11 +161,13 @@ class TrainerRank:
         folder, writes = config.dir or self._run_dir.token_export, ranks.rank % self._config.parallel.cp == 0
         return TokenExport(config, folder, ranks, self._config.seed, writes=writes)
 
-    def _connect(self, ranks: Ranks, progress: TrainProgress, shutdown: Shutdown, policy: Policy) -> BatchSource:
+    def _connect(
+        self, ranks: Ranks, progress: TrainProgress, shutdown: Shutdown, policy: Policy
+    ) -> tuple[BatchSource, ProgressReports]:
         if self._config.replay is not None:
-            return ReplaySource(self._config.replay)
+            return ReplaySource(self._config.replay), NoReports()
         if self._config.data.fake is not None:
-            return FakeSource(
+            fake = FakeSource(
                 self._config.data.fake,
                 self._config.run.name,
                 seq_len=self._config.model.seq_len,
@@ -170,6 +175,7 @@ class TrainerRank:
                 seed=self._config.seed,
                 advantage_is_reward=self._config.critic is not None,
             )
+            return fake, NoReports()
         warn_if_exposed(self._config.orchestrator)
         link = OrchestratorLink(
             self._config.orchestrator,
@@ -186,5 +192,5 @@ class TrainerRank:
                 raise
             link.close("the run is complete")
             logger.info(f"step {progress.step} is the last one and durable; nobody waits for it: {error}")
-            return FinishedRun()
-        return link
+            return FinishedRun(), NoReports()
+        return link, link

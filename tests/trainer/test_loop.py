@@ -12,12 +12,13 @@ from runtime.errors import StorageError
 from runtime.health.health import Health
 from tests.trainer.runs import RUN_ID, FakeShutdown, record_batches
 from tests.trainer.tiny import ALONE
-from trainer.batches.inbox import Inbox
+from trainer.batches.inbox import Inbox, Reporter
 from trainer.batches.replay import ReplaySource
 from trainer.batches.source import NoBatch
-from trainer.checkpoints import checkpoints as checkpoint
+from trainer.checkpoints import checkpoints as checkpoints_module
 from trainer.checkpoints.checkpoints import Checkpoints, Origin
 from trainer.checkpoints.manifest import checkpoint_dir, read_manifest, verify_files
+from trainer.checkpoints.state import TrainState
 from trainer.config.model import ModelConfig, OptimizerConfig
 from trainer.config.trainer import TrainerConfig
 from trainer.loop import Training, train
@@ -99,17 +100,22 @@ def make_bench(model_path: Path, root: Path, *, stop_after: int | None = None, *
     policy = load_policy(config.model, torch.device("cpu"))
     health = Health("trainer", 900)
     bench: Bench
+    stop = FakeShutdown(lambda: bench.stop_requested())
+    reporter = Reporter(witness, ALONE, stop=stop, health=health)
+    checkpoints = Checkpoints(root / "checkpoints", Origin(RUN_ID, "digest", model_path), config.checkpoint, ALONE)
+    checkpoints.report_commits(reporter.committed)
     run = Training(
         config=config,
         ranks=ALONE,
         layout=Layout(0, 1, config.micro_batch_tokens, config.model.seq_len),
         policy=policy,
-        optimizer=make_optimizer(policy.causal_lm, config.optimizer),
+        state=TrainState(policy.causal_lm, make_optimizer(policy.causal_lm, config.optimizer)),
         loss=make_loss(config.loss),
-        inbox=Inbox(witness, ALONE, max_steps=None, stop=FakeShutdown(lambda: bench.stop_requested()), health=health),
+        inbox=Inbox(witness, ALONE, max_steps=None, stop=stop, health=health),
+        reporter=reporter,
         publisher=FilePublisher(root / "weights", RUN_ID, 9, ALONE),
-        checkpoints=Checkpoints(root / "checkpoints", Origin(RUN_ID, "digest", model_path), config.checkpoint, ALONE),
-        non_finite=NonFiniteGuard(root / "non_finite", 3, ALONE),
+        checkpoints=checkpoints,
+        non_finite=NonFiniteGuard(root / "non_finite", 3, ALONE, witness),
         telemetry=Telemetry(health, None),
     )
     bench = Bench(run, witness, root, stop_after)
@@ -162,7 +168,7 @@ def test_a_failed_checkpoint_is_made_up_for_at_the_next_step(model_path, tmp_pat
 
 
 def test_a_last_checkpoint_that_cannot_be_made_is_not_committed(model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(checkpoints_module, "RETRY_PAUSE_S", 0.0)
     bench = make_bench(model_path, tmp_path, interval_steps=10)
     (tmp_path / "checkpoints" / f"step-{NUM_STEPS:08d}").write_text("in the way")
     with pytest.raises(StorageError, match="3 checkpoints in a row"):

@@ -21,7 +21,7 @@ from runtime.health.health import Health
 from tests.support.waiting import until
 from tests.trainer.runs import RUN_ID, FakeShutdown
 from tests.trainer.tiny import TiedModel, save
-from trainer.batches.inbox import Inbox
+from trainer.batches.inbox import Inbox, Reporter
 from trainer.batches.orchestrator import OrchestratorLink
 from trainer.batches.source import NoBatch
 from trainer.checkpoints.checkpoints import Checkpoints, Origin
@@ -49,7 +49,7 @@ DEADLINE_S = 300.0
 
 
 class LateLink:
-    """A `BatchSource`: a real link, whose rank is late with some calls."""
+    """A `BatchSource` and `ProgressReports`: a real link, whose rank is late with some calls."""
 
     def __init__(self, link: OrchestratorLink, rank: int, folder: Path) -> None:
         self._link = link
@@ -82,15 +82,15 @@ def work_for(duration_s: float) -> None:
     until(lambda: time.monotonic() > done_at, DEADLINE_S)
 
 
-def train(ranks: Ranks, inbox: Inbox, folder: Path) -> None:
+def train(ranks: Ranks, inbox: Inbox, reporter: Reporter, folder: Path) -> None:
     """As the loop does, without a model."""
     trained = []
     for batch in inbox.batches(after=0):
         samples = inbox.fetch(batch, [ranks.rank])
         ranks.require_same(str(batch.step), "what is trained")
-        inbox.published(PublishedWeights(version=batch.step, location=f"/weights/{batch.step}", digest="digest"))
-        inbox.trained(batch.step)
-        inbox.commit(batch.step)
+        reporter.published(PublishedWeights(version=batch.step, location=f"/weights/{batch.step}", digest="digest"))
+        reporter.trained(batch.step)
+        reporter.committed(batch.step)
         trained.append(f"{batch.step}: {samples[ranks.rank].trajectory_id}")
     assert inbox.ended
     (folder / f"trained.{ranks.rank}").write_text("\n".join(trained))
@@ -182,7 +182,8 @@ def main(folder: Path, endpoint: str) -> None:
     ranks.wait_together(link.connect)
     source = LateLink(link, ranks.rank, folder)
     inbox = Inbox(source, ranks, max_steps=NUM_STEPS, stop=FakeShutdown(), health=health)
-    train(ranks, inbox, folder)
+    reporter = Reporter(source, ranks, stop=FakeShutdown(), health=health)
+    train(ranks, inbox, reporter, folder)
     inbox.close("done")
     stop_all(ranks)
     work_long_alone(ranks)

@@ -44,21 +44,35 @@ class Accounting:
             num_image_patches=sum(part.num_patches for part in images),
         )
 
+    @classmethod
+    def of_all_ranks(cls, sums: Tensor, max_micro_batch_tokens: float) -> "Accounting":
+        """From the added `sums()` of all ranks, and the largest micro batch of any."""
+        tokens, loss_tokens, samples, micro_batches, images, image_tokens, image_patches = map(int, sums.tolist())
+        return cls(
+            num_tokens=tokens,
+            num_loss_tokens=loss_tokens,
+            num_samples=samples,
+            num_micro_batches=micro_batches,
+            max_micro_batch_tokens=int(max_micro_batch_tokens),
+            num_images=images,
+            num_image_tokens=image_tokens,
+            num_image_patches=image_patches,
+        )
+
     def sums(self) -> Tensor:
         """float64[7] on the host: what adds up over ranks."""
         counts = (self.num_tokens, self.num_loss_tokens, self.num_samples, self.num_micro_batches)
         image_counts = (self.num_images, self.num_image_tokens, self.num_image_patches)
         return torch.tensor(counts + image_counts, dtype=torch.float64)
 
-    def metrics(self, global_sums: Tensor, global_max: float, cap: int) -> dict[str, float]:
-        """Metrics by name; `global_sums` are the `sums()` of all ranks added up, `global_max` their largest micro batch
-        in tokens."""
-        total = dict(zip(_NAMES + _IMAGE_NAMES, global_sums.tolist(), strict=True))
+    def metrics(self, all_ranks: "Accounting", cap: int) -> dict[str, float]:
+        """Metrics of this rank and of all ranks, by name."""
+        total = dict(zip(_NAMES + _IMAGE_NAMES, all_ranks.sums().tolist(), strict=True))
         shown = _NAMES + _IMAGE_NAMES if total["images"] else _NAMES
         local = dict(zip(_NAMES + _IMAGE_NAMES, self.sums().tolist(), strict=True))
         return {
             **{f"{name}/local": local[name] for name in shown},
             **{f"{name}/global": total[name] for name in shown},
-            "micro_batch_tokens/max": global_max,
+            "micro_batch_tokens/max": float(all_ranks.max_micro_batch_tokens),
             "micro_batch_max_tokens": float(cap),
         }

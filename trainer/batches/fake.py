@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.batches.source import NoBatch, Unattended
+from trainer.batches.source import NoBatch
 from trainer.config.trainer import FakeDataConfig
 from transport.wire.batch import build_batch, decode_rows
 from transport.wire.manifest import BatchManifest
@@ -21,8 +21,8 @@ PROMPT_SHARE = 0.5
 """Of the tokens of a sample; the rest is trained."""
 
 
-class FakeSource(Unattended):
-    """An endless supply of batches of `config.batch_size` samples of at most `seq_len` tokens."""
+class FakeSource:
+    """A `BatchSource`: endless batches of `config.batch_size` samples of at most `seq_len` tokens."""
 
     def __init__(
         self,
@@ -50,6 +50,9 @@ class FakeSource(Unattended):
         """Samples of the batch."""
         batch = build_batch(self._run_id, manifest.step, self._samples(manifest.step))
         return decode_rows(batch.manifest, rows, [batch.frames[row] for row in rows])
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""
 
     def _samples(self, step: int) -> list[TrainingSample]:
         rng = np.random.default_rng((self._seed, step))

@@ -1,4 +1,4 @@
-"""`Inbox`: batches in order, each exactly once, the same one on all ranks at the same time.
+"""`Inbox`: batches in order, each exactly once, the same one on all ranks at the same time. `Reporter`: the way back.
 
 Every rank asks the orchestrator on its own link, and none goes on before all have their answers: an orchestrator that
 goes away between two of them is waited for by all ranks together (`Ranks.wait_together`). A rank that is asked to stop
@@ -14,7 +14,7 @@ from loguru import logger
 from runtime.errors import PeerLostError
 from runtime.health.health import Health
 from runtime.process.shutdown import Shutdown
-from trainer.batches.source import Batch, BatchSource, NoBatch
+from trainer.batches.source import BatchSource, NoBatch, ProgressReports
 from trainer.errors import RankMismatch
 from trainer.ranks import Ranks
 from transport.outbox.progress import PublishedWeights
@@ -25,8 +25,7 @@ _T = TypeVar("_T")
 
 
 class Inbox:
-    """What the training loop sees of a `BatchSource`. All but `wait_for_end` and `close` is collective; what is told,
-    the peer hears from the first rank alone."""
+    """What the training loop sees of a `BatchSource`. All but `wait_for_end` and `close` is collective."""
 
     def __init__(
         self,
@@ -45,34 +44,22 @@ class Inbox:
         self.ended = False
         """Whether `batches` came to the end of the run, and not to a stop request."""
 
-    def batches(self, after: int) -> Iterator[Batch]:
+    def batches(self, after: int) -> Iterator[BatchManifest]:
         """Batches `after + 1, after + 2, ...` until the run ends or any rank is asked to stop."""
         step = after + 1
         while (manifest := self._next(step)) is not None:
-            yield Batch(manifest, self._source)
+            yield manifest
             step += 1
 
-    def fetch(self, batch: Batch, rows: Sequence[int]) -> dict[int, TrainingSample]:
-        """The samples of this rank, by row."""
-        return self._together(lambda: batch.fetch(rows))
-
-    def published(self, weights: PublishedWeights) -> None:
-        """Tell the orchestrator of a policy version."""
-        self._together(lambda: self._source.published(weights) if self._ranks.is_first else None)
-
-    def trained(self, step: int) -> None:
-        """Tell the orchestrator that `step` is trained."""
-        self._together(lambda: self._source.trained(step))
-
-    def commit(self, step: int) -> None:
-        """A durable checkpoint contains `step`: only now may the orchestrator forget it. Every rank's link must know,
-        since it greets the orchestrator with it whenever it connects again."""
-        self._together(lambda: self._source.committed(step))
+    def fetch(self, manifest: BatchManifest, rows: Sequence[int]) -> dict[int, TrainingSample]:
+        """The samples of `rows`, by row; each rank asks for its own."""
+        samples = self._together(lambda: self._source.samples(manifest, rows))
+        return dict(zip(rows, samples, strict=True))
 
     def wait_for_end(self, last_step: int) -> None:
         """Wait until the orchestrator says that the run is over, which it does once the engines have the last version.
 
-        Everything is durable by now: an orchestrator that is gone is no error any more.
+        Everything is durable by now: an orchestrator that is gone is not an error any more.
         """
         try:
             self._source.manifest(last_step + 1)
@@ -80,7 +67,7 @@ class Inbox:
             logger.warning(f"the run is complete, but nobody says that the engines have its last version: {error}")
 
     def close(self, reason: str) -> None:
-        """Leave the source."""
+        """Leave the source, and say why."""
         self._source.close(reason)
 
     def _next(self, step: int) -> BatchManifest | None:
@@ -102,14 +89,44 @@ class Inbox:
         return self._source.manifest(step)
 
     def _together(self, work: Callable[[], _T]) -> _T:
-        """Waiting for another rank's answer is no stall: its link has a deadline."""
+        return _ask_together(work, self._ranks, self._stop, self._health)
 
-        def on_wait(missing: Sequence[int]) -> None:
-            self._health.progress()
-            what = f"rank {', '.join(map(str, missing))} to hear from the orchestrator"
-            self._health.waiting_for(what, peer="orchestrator")
 
-        try:
-            return self._ranks.wait_together(work, on_wait, self._stop)
-        finally:
-            self._health.waiting_for("")
+class Reporter:
+    """What the training loop tells. All calls are collective; the peer hears each report from the first rank alone."""
+
+    def __init__(self, reports: ProgressReports, ranks: Ranks, *, stop: Shutdown, health: Health) -> None:
+        self._reports = reports
+        self._ranks = ranks
+        self._stop = stop
+        self._health = health
+
+    def published(self, weights: PublishedWeights) -> None:
+        """Engines can load a policy version."""
+        self._together(lambda: self._reports.published(weights) if self._ranks.is_first else None)
+
+    def trained(self, step: int) -> None:
+        """The optimizer has stepped on batch `step`."""
+        self._together(lambda: self._reports.trained(step))
+
+    def committed(self, step: int) -> None:
+        """A durable checkpoint contains `step`: only now may the orchestrator forget it. Every rank's link must know,
+        since it greets the orchestrator with it whenever it connects again."""
+        self._together(lambda: self._reports.committed(step))
+
+    def _together(self, work: Callable[[], None]) -> None:
+        _ask_together(work, self._ranks, self._stop, self._health)
+
+
+def _ask_together(work: Callable[[], _T], ranks: Ranks, stop: Shutdown, health: Health) -> _T:
+    """Waiting for another rank's answer is not a stall: its link has a deadline."""
+
+    def on_wait(missing: Sequence[int]) -> None:
+        health.progress()
+        what = f"rank {', '.join(map(str, missing))} to hear from the orchestrator"
+        health.waiting_for(what, peer="orchestrator")
+
+    try:
+        return ranks.wait_together(work, on_wait, stop)
+    finally:
+        health.waiting_for("")

@@ -26,7 +26,8 @@ PEER = "orchestrator"
 
 
 class OrchestratorLink:
-    """A `BatchSource`. `PeerLostError` when the orchestrator stays away, `UserError` when it refuses this run."""
+    """A `BatchSource` that also takes `ProgressReports`. `PeerLostError` when the orchestrator stays away,
+    `UserError` when it refuses this run."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.errors import UserError
-from trainer.batches.source import NoBatch, Unattended
+from trainer.batches.source import NoBatch
 from transport.errors import TransportError
 from transport.outbox.batch_file import BatchFile
 from transport.outbox.outbox import RETIRED_NAME, batch_path
@@ -17,8 +17,8 @@ from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample
 
 
-class ReplaySource(Unattended):
-    """Batches of a folder, in order, up to the last one. What the trainer tells it has no effect."""
+class ReplaySource:
+    """A `BatchSource`: the batches of a folder, in order, up to the last one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -44,6 +44,9 @@ class ReplaySource(Unattended):
             return decode_rows(manifest, rows, self._file(manifest.step).frames(rows))
         except TransportError as error:
             raise UserError(f"cannot replay: {error}") from error
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""
 
     def _folders(self) -> tuple[Path, Path]:
         return self._directory, self._directory / RETIRED_NAME

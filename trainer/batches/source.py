@@ -1,7 +1,18 @@
-"""`BatchSource`: where batches come from: the orchestrator's batch server, recorded files, or thin air (fake data)."""
+"""`BatchSource`: where batches come from. `ProgressReports`: who hears what became of them.
+
+Four layers between the training loop and the socket:
+
+    trainer.loop
+      Inbox, Reporter      all ranks ask, or tell, together                      (trainer/batches/inbox.py)
+      OrchestratorLink     errors to exit codes, waits to /health                (trainer/batches/orchestrator.py)
+      BatchClient          one question or report per call, hashes checked       (transport/client/client.py)
+      Link                 new connection, `Hello` and request after a fault     (transport/client/link.py)
+    Connection             the DEALER socket itself                              (transport/client/connection.py)
+
+A recording, fake data and a finished run are sources that nobody reports to.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -20,7 +31,7 @@ class NoBatch(StrEnum):
 
 
 class BatchSource(Protocol):
-    """One rank's link. Every wait on a peer has a deadline. Telling it about a step twice changes nothing."""
+    """Gives batches to one rank. Every wait on a peer has a deadline."""
 
     def manifest(self, step: int) -> BatchManifest | NoBatch:
         """Batch `step`, waiting for it as long as the peer lives and no stop is requested."""
@@ -29,6 +40,14 @@ class BatchSource(Protocol):
     def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
         """One sample per row of the batch, in the order asked, checked against the manifest's hashes."""
         ...
+
+    def close(self, reason: str) -> None:
+        """Leave, on purpose. Never raises for a peer that is gone."""
+        ...
+
+
+class ProgressReports(Protocol):
+    """Hears from one rank what became of batches. Every wait on a peer has a deadline; a repeat changes nothing."""
 
     def published(self, weights: PublishedWeights) -> None:
         """A policy version can be loaded."""
@@ -42,51 +61,30 @@ class BatchSource(Protocol):
         """A durable checkpoint contains batch `step`. Called on every rank; the first one tells the peer."""
         ...
 
-    def close(self, reason: str) -> None:
-        """Leave, on purpose. Never raises for a peer that is gone."""
-        ...
 
-
-class Unattended:
-    """The half of a `BatchSource` that talks, for sources without a peer: nobody is told, nothing is open."""
+class NoReports:
+    """`ProgressReports` of a run without an orchestrator: nobody is told."""
 
     def published(self, weights: PublishedWeights) -> None:
-        """Nobody to tell."""
+        """Does nothing."""
 
     def trained(self, step: int) -> None:
-        """Nobody to tell."""
+        """Does nothing."""
 
     def committed(self, step: int) -> None:
-        """Nobody to tell: batches stay."""
-
-    def close(self, reason: str) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Batch `step`, of which a rank fetches what it trains."""
-
-    manifest: BatchManifest
-    source: BatchSource
-
-    @property
-    def step(self) -> int:
-        """Its number, from 1."""
-        return self.manifest.step
-
-    def fetch(self, rows: Sequence[int]) -> dict[int, TrainingSample]:
-        """Samples by row."""
-        return dict(zip(rows, self.source.samples(self.manifest, rows), strict=True))
-
-
-class FinishedRun(Unattended):
+class FinishedRun:
     """A `BatchSource` without batches."""
 
     def manifest(self, step: int) -> NoBatch:
-        """The run is over."""
+        """Always the end of the run."""
         return NoBatch.END
 
     def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        """Never asked for: there is no batch."""
+        """Never called: there is no batch."""
         raise AssertionError(f"samples of batch {manifest.step} of a finished run")
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""

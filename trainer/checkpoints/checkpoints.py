@@ -13,7 +13,7 @@ of its own behind, and is tried again at the next step.
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,10 @@ JOIN_TIMEOUT_S = 600.0
 """Seconds that a save may still take when it is waited for."""
 PROGRESS_NAME = "progress.json"
 HF_NAME = "hf"
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
+_INDEX = ".index.json"
+_MAX_BYTES = 64 << 20
+"""A larger file is neither a config nor a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class Origin:
 
 
 class Checkpoints:
-    """Checkpoints of one run below `root`. All methods but `due` are collective: every rank calls them."""
+    """Checkpoints of one run below `root`, and the commit of each: whoever `report_commits` names hears of a step as
+    soon as `save`, `saved` or `finish` sees that its checkpoint is durable. All methods but `due` and `report_commits`
+    are collective: every rank calls them."""
 
     def __init__(self, root: Path, origin: Origin, config: CheckpointConfig, ranks: Ranks) -> None:
         self._root = root
@@ -73,10 +79,29 @@ class Checkpoints:
         """Step and end of the save that was begun."""
         self._num_failures = 0
         self._failed_step: int | None = None
+        self._last_committed = 0
+        self._tell: Callable[[int], None] | None = None
+
+    def report_commits(self, tell: Callable[[int], None]) -> None:
+        """From now on, call `tell(step)` on every rank when the checkpoint of `step` is durable."""
+        self._tell = tell
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`: at the interval, and after a save that failed."""
         return step % self._config.interval_steps == 0 or self._num_failures > 0
+
+    def save(self, state: TrainState, progress: TrainProgress) -> None:
+        """Save `progress`, after the save before has ended; unless `background`, wait for the end of this save."""
+        self.saved(wait=True)
+        if self._last_committed < progress.step:
+            self.begin(state, progress)
+            self.saved(wait=not self._config.background)
+
+    def finish(self, state: TrainState, progress: TrainProgress) -> None:
+        """Return once `progress` is committed. `StorageError` if that cannot be."""
+        while self._last_committed < progress.step:
+            self.save(state, progress)
+            self.saved(wait=True)
 
     def begin(self, state: TrainState, progress: TrainProgress) -> None:
         """Save `state` as it is now, with `background` a copy of it while training goes on; `saved` tells the outcome.
@@ -114,7 +139,15 @@ class Checkpoints:
             self._failed(step, error)
             return None
         self._num_failures, self._failed_step = 0, None
+        self._commit(step)
         return step
+
+    def _commit(self, step: int) -> None:
+        self._last_committed = step
+        if self._tell is not None:
+            self._tell(step)
+        if self._ranks.is_first:
+            logger.debug(f"checkpoint {self.folder(step)}")
 
     def _failed(self, step: int, error: StorageError) -> None:
         self._ranks.wait_together(lambda: self._give_back(self.folder(step)))
@@ -138,6 +171,7 @@ class Checkpoints:
         folder = checkpoint_dir(self._root, manifest.step)
         check_same_adapter(folder, read_adapter(folder), self._origin.adapter)
         load_tensors(folder, state, self._apart)
+        self._last_committed = manifest.step
         return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=TrainProgress)
 
     def folder(self, step: int) -> Path:
@@ -221,12 +255,6 @@ def _remove(folder: Path) -> None:
     (folder / MANIFEST_NAME).unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
-
-
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
-_INDEX = ".index.json"
-_MAX_BYTES = 64 << 20
-"""Larger files are no config and no tokenizer."""
 
 
 def copy_model_files(source: Path, target: Path) -> None:

@@ -46,7 +46,7 @@ class ValueTargets:
 
 
 @dataclass(frozen=True)
-class Assessment:
+class BatchValues:
     """Credit for a batch. `offsets[row]` is where the loss tokens of a row begin."""
 
     values: FloatArray
@@ -94,7 +94,7 @@ def estimate_values(
     manifest: BatchManifest,
     micro_batches: Iterable[MicroBatch],
     samples: Mapping[int, TrainingSample],
-) -> Assessment:
+) -> BatchValues:
     """Credit for the batch, the same on every rank, from all micro batches and samples of each. Collective.
 
     Raises `CriticMismatch` for a batch that is not a critic's to judge.
@@ -122,7 +122,7 @@ def estimate_values(
     check_episodes(batch_values, manifest.step)
     env_ids = manifest.columns.env_ids.numpy().astype(np.int64)
     credit = assign_credit(batch_values, learner.config)
-    return Assessment(tokens[0], credit, offsets, env_ids[token_rows], manifest.env_names)
+    return BatchValues(tokens[0], credit, offsets, env_ids[token_rows], manifest.env_names)
 
 
 def token_slots(batch: MicroBatch, offsets: IntArray) -> IntArray:

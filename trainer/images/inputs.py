@@ -42,7 +42,7 @@ class ImageInputs:
 
 
 def merge_images(samples: Sequence[TrainingSample], spec: ImageSpec, num_after: int) -> ImageInputs:
-    """The images of samples that `take_in` has passed, laid end to end, with `num_after` tokens of padding behind."""
+    """The images of samples that passed `check_image_samples`, end to end, then `num_after` tokens of padding."""
     parts = [_positions(sample, spec) for sample in samples]
     offsets = np.cumsum([0, *(sample.num_tokens for sample in samples)])
     places = [image_tokens_of(sample) + offset for sample, offset in zip(samples, offsets[:-1], strict=True)]

@@ -1,4 +1,4 @@
-"""`take_in`: the samples of a batch as they come, to the samples that can be trained.
+"""`check_image_samples`: of the samples of a batch, those that can be trained, and why the others cannot.
 
 A model puts image features wherever it is told to, so a sample that counts its images wrongly would take the features
 of its neighbours in the row, without an error. Each sample is therefore checked before it is packed; one that fails is

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.config.loss import CustomLossConfig, LossConfig
 from trainer.errors import LossInvalid
-from trainer.losses import builtin as policy
+from trainer.losses import builtin
 from trainer.losses.protocol import RlInputs, RlLoss, RlOutputs
 
 LossFunction = Callable[..., RlOutputs]
@@ -71,5 +71,5 @@ def make_loss(config: LossConfig) -> RlLoss:
     """The `rl` loss that the config asks for. Raises `LossInvalid` for a custom one that cannot be found."""
     if isinstance(config, CustomLossConfig):
         return load_custom_loss(config.import_path, config.kwargs)
-    function: Callable[..., RlOutputs] = getattr(policy, config.type)
+    function: Callable[..., RlOutputs] = getattr(builtin, config.type)
     return partial(function, **config.model_dump(exclude={"type"}))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from trainer.batches.source import Batch
+from trainer.batches.source import BatchSource
 from trainer.errors import NonFiniteError
 from trainer.ranks import Ranks
 from trainer.step.report import StepReport, TrainProgress
@@ -13,17 +13,19 @@ from transport.durable import write_durably
 from transport.outbox.batch_file import file_chunks
 from transport.outbox.outbox import batch_path
 from transport.wire.batch import build_batch
+from transport.wire.manifest import BatchManifest
 
 
 class NonFiniteGuard:
     """Keeps bad batches in `folder`, for `trainer --replay`, and counts them."""
 
-    def __init__(self, folder: Path, max_in_a_row: int, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, max_in_a_row: int, ranks: Ranks, source: BatchSource) -> None:
         self._folder = folder
         self._max_in_a_row = max_in_a_row
         self._ranks = ranks
+        self._source = source
 
-    def check(self, batch: Batch, reports: Sequence[StepReport], progress: TrainProgress) -> None:
+    def check(self, batch: BatchManifest, reports: Sequence[StepReport], progress: TrainProgress) -> None:
         """Raise `NonFiniteError` if of too many batches in a row, up to this one, an optimizer step was skipped."""
         if progress.num_non_finite == 0:
             return
@@ -40,13 +42,13 @@ class NonFiniteGuard:
                 f"the batches are in {self._folder}, the last good state is the newest checkpoint"
             )
 
-    def _keep(self, batch: Batch) -> str:
-        rows = range(batch.manifest.num_samples)
+    def _keep(self, batch: BatchManifest) -> str:
+        rows = range(batch.num_samples)
         path = batch_path(self._folder, batch.step)
         try:
-            samples = batch.source.samples(batch.manifest, rows)
+            samples = self._source.samples(batch, rows)
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_durably(path, file_chunks(build_batch(batch.manifest.run_id, batch.step, samples)))
+            write_durably(path, file_chunks(build_batch(batch.run_id, batch.step, samples)))
         except OSError as error:  # the batch is a help for people; a full disk must not hide the real trouble
             return f"the batch could not be kept: {error}"
         return f"the batch is kept in {path}"

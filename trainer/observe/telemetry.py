@@ -10,8 +10,8 @@ from loguru import logger
 
 from runtime.health.health import Health
 from runtime.metrics.metric_log import MetricLog
-from trainer.batches.source import Batch
 from trainer.step.report import StepReport, TrainProgress
+from transport.wire.manifest import BatchManifest
 
 
 class Telemetry:
@@ -33,7 +33,7 @@ class Telemetry:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started
         self._health.set_facts(phase="")
 
-    def step(self, batch: Batch, reports: Sequence[StepReport], progress: TrainProgress, rate: float) -> None:
+    def step(self, batch: BatchManifest, reports: Sequence[StepReport], progress: TrainProgress, rate: float) -> None:
         """Report step `batch.step`. The time of its checkpoint counts for the next one."""
         self._health.progress(step=progress.step, version=progress.step, num_tokens=progress.num_tokens)
         now = time.monotonic()
@@ -72,9 +72,9 @@ def merge_metrics(reports: Sequence[StepReport]) -> dict[str, float]:
     return merged | (functools.reduce(operator.add, totals).metrics() if totals else {})
 
 
-def staleness(batch: Batch) -> dict[str, float]:
+def staleness(batch: BatchManifest) -> dict[str, float]:
     """Versions between the one that is trained and the oldest that sampled a token, over the samples of a policy."""
-    oldest = batch.manifest.columns.oldest_versions.numpy()
+    oldest = batch.columns.oldest_versions.numpy()
     ages = (batch.step - 1) - oldest[oldest >= 0]
     return {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())} if ages.size else {}
 

@@ -1,7 +1,7 @@
 """Samples to micro batches: one concatenation per column, no loop over tokens.
 
-Samples come as `take_in` leaves them: cut to `seq_len`. Absent weight streams mean `rl` = 1 and `ce` = `ref_kl` = 0, on
-trained tokens; a weight on a token that `loss_mask` leaves out has no effect.
+Samples come as `check_image_samples` leaves them: cut to `seq_len`. Absent weight streams mean `rl` = 1 and `ce` =
+`ref_kl` = 0, on trained tokens; a weight on a token that `loss_mask` leaves out has no effect.
 """
 
 from collections.abc import Collection, Mapping, Sequence

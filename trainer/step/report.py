@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from trainer.accounting.accounting import Accounting
 from trainer.accounting.env_stats import EnvTotals
 
 
@@ -27,8 +28,8 @@ class TrainProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         finite = all(report.stepped for report in reports)
         return TrainProgress(
             step=step,
-            num_samples=self.num_samples + sum(int(report.metrics["samples/global"]) for report in reports),
-            num_tokens=self.num_tokens + sum(int(report.metrics["tokens/global"]) for report in reports),
+            num_samples=self.num_samples + sum(report.accounting.num_samples for report in reports),
+            num_tokens=self.num_tokens + sum(report.accounting.num_tokens for report in reports),
             num_non_finite=0 if finite else self.num_non_finite + 1,
         )
 
@@ -41,5 +42,7 @@ class StepReport:
     """False: the loss or the gradient was not finite on some rank, and no rank changed a weight."""
     metrics: dict[str, float]
     """By the names of the metrics contract, `loss` and `grad_norm` (before clipping) included."""
+    accounting: Accounting
+    """What all ranks trained together."""
     env_totals: EnvTotals | None = None
     """What the metrics by env were made from."""

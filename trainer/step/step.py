@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.accounting.accounting import Accounting
 from trainer.accounting.env_stats import METRICS, EnvStats, observe
-from trainer.critic.step import CriticStep
+from trainer.critic.step import NO_CRITIC, NoCriticStep
 from trainer.errors import PlanError
 from trainer.losses.components import COMPONENTS, Denominators, count_members, micro_batch_loss
 from trainer.losses.protocol import RlLoss, RlOutputs
@@ -67,7 +67,7 @@ def train_mini_batch(
     loss: RlLoss,
     settings: StepSettings,
     watch: Watch | None = None,
-    critic: CriticStep | None = None,
+    critic: NoCriticStep = NO_CRITIC,
 ) -> StepReport:
     """Train on the micro batches of this rank, and with them the critic if there is one: both step, or none. Leaves no
     gradient behind. Raises `PlanError` if, over all ranks, not one token would be trained."""
@@ -77,24 +77,24 @@ def train_mini_batch(
     denominators = Denominators.of(members, device)
     stats = EnvStats(METRICS, settings.env_names, device)
     learners = [_Learner(policy, optimizer, settings.max_grad_norm)]
-    if critic is not None:
-        learners.append(_Learner(critic.learner.critic, critic.learner.optimizer, critic.learner.max_grad_norm))
+    learners += [_Learner(own.critic, own.optimizer, own.max_grad_norm) for own in critic.learners()]
     for learner in learners:
         learner.optimizer.zero_grad(set_to_none=True)
     local_losses = _backward(policy, micro_batches, loss, denominators, stats, watch, critic, settings.cp)
     losses = dict(zip(COMPONENTS, sum_over_ranks(local_losses).tolist(), strict=True))
-    value_loss = 0.0 if critic is None else critic.total_loss()
-    (grad_norm, *critic_norm), stepped = _guarded_step(learners, (*losses.values(), value_loss))
-    env_totals = stats.totals() if critic is None else stats.totals().beside(critic.totals())
+    value_loss = critic.total_loss()
+    (grad_norm, *critic_norms), stepped = _guarded_step(learners, (*losses.values(), value_loss))
+    env_totals = critic.add_totals(stats.totals())
+    all_ranks = Accounting.of_all_ranks(global_sums, _largest(accounting))
     metrics = {
-        **accounting.metrics(global_sums, _largest(accounting), settings.micro_batch_tokens),
+        **accounting.metrics(all_ranks, settings.micro_batch_tokens),
         **env_totals.metrics(),
         **{f"loss/{name}": losses[name] for name in COMPONENTS if name in denominators.present},
         "loss": sum(losses.values()),
         "grad_norm": grad_norm,
-        **({} if critic is None else critic.metrics(value_loss, *critic_norm)),
+        **critic.metrics(value_loss, critic_norms),
     }
-    return StepReport(stepped, metrics, env_totals)
+    return StepReport(stepped, metrics, all_ranks, env_totals)
 
 
 def _count_globally(
@@ -123,7 +123,7 @@ def _backward(
     denominators: Denominators,
     stats: EnvStats,
     watch: Watch | None,
-    critic: CriticStep | None,
+    critic: NoCriticStep,
     cp: int,
 ) -> Tensor:
     """float64[3]: this rank's share of each component. Gradients are in the parameters."""
@@ -133,10 +133,7 @@ def _backward(
         batch = host_batch.to(device)
         scores = policy(batch)
         report = micro_batch_loss(batch, scores, loss, denominators)
-        if critic is None:
-            (report.total / cp).backward()  # type: ignore[no-untyped-call]
-        else:
-            critic.backward(index, report.total, batch, scores)
+        critic.backward(index, report.total / cp, batch, scores)
         for place, name in enumerate(COMPONENTS):
             if name in report.parts:
                 losses[place] += report.parts[name] / cp

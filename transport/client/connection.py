@@ -106,5 +106,5 @@ class Connection:
             raise LinkDown(f"{self.endpoint} closed the connection")
         raise LinkDown(
             f"{self.endpoint} broke off while greeting: only one side has keys, server.public is another server's, "
-            "or it is no batch server"
+            "or it is not a batch server"
         )

@@ -7,7 +7,7 @@ import torch
 from runtime.health.health import Health
 from tests.trainer.runs import RUN_ID, FakeShutdown, make_batch
 from tests.trainer.tiny import ALONE
-from trainer.batches.inbox import Inbox
+from trainer.batches.inbox import Inbox, Reporter
 from trainer.batches.source import NoBatch
 from trainer.errors import RankMismatch
 from trainer.ranks import Ranks
@@ -90,8 +90,9 @@ def test_ranks_that_hold_different_batches_do_not_train(other):
 
 
 def test_a_rank_fetches_only_the_rows_it_asks_for():
-    (batch,) = inbox(Shelf(1)).batches(after=0)
-    samples = batch.fetch([5, 2])
+    box = inbox(Shelf(1))
+    (batch,) = box.batches(after=0)
+    samples = box.fetch(batch, [5, 2])
     assert {row: sample.trajectory_id[-2:] for row, sample in samples.items()} == {5: "#5", 2: "#2"}
 
 
@@ -101,9 +102,10 @@ def test_a_rank_fetches_only_the_rows_it_asks_for():
 )
 def test_the_first_rank_publishes_and_every_link_knows_what_is_trained_and_committed(rank, told, tmp_path):
     source = Shelf(1)
-    box = inbox(source, TwoRanks(rank, 2, torch.device("cpu")))
-    box.published(PublishedWeights(version=3, location="v3", digest="digest"))
-    box.trained(3)
-    box.commit(3)
-    box.close("bye")
+    ranks = TwoRanks(rank, 2, torch.device("cpu"))
+    reporter = Reporter(source, ranks, stop=FakeShutdown(), health=Health("trainer", 900))
+    reporter.published(PublishedWeights(version=3, location="v3", digest="digest"))
+    reporter.trained(3)
+    reporter.committed(3)
+    inbox(source, ranks).close("bye")
     assert source.told == told

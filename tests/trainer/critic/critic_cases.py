@@ -101,7 +101,7 @@ def head_weights(hidden_size: int) -> tuple[Tensor, float]:
 def train_critic_case(
     policy: Policy, model_path: Path, case: CriticCase, rank: int, world_size: int, mesh: DeviceMesh | None
 ) -> list[tuple[StepReport, dict[str, Tensor]]]:
-    """(report, gradients) of each mini-batch, from values before, and a value head moved after, the assessment."""
+    """(report, gradients) of each mini-batch, from values before, and a value head moved after, they were estimated."""
     critic = load_critic(case.config, ModelConfig(path=model_path, seq_len=SEQ_LEN), policy, CPU)
     weight, bias = head_weights(policy.causal_lm.config.hidden_size)
     with torch.no_grad():
@@ -115,8 +115,8 @@ def train_critic_case(
     plan = plan_step(manifest, case.layout(rank, world_size))
     mine = check_image_samples({row: samples[row] for row in plan.rows_for(rank).tolist()}, None, SEQ_LEN).samples
     all_batches = [batch for index in range(case.mini_batches) for batch in pack_mini_batch(plan, index, rank, mine)]
-    assessment = estimate_values(learner, policy, manifest, all_batches, mine)
-    mine = assessment.with_advantages(mine)
+    values = estimate_values(learner, policy, manifest, all_batches, mine)
+    mine = values.with_advantages(mine)
     with torch.no_grad():
         for parameter in critic.value_head.parameters():
             parameter.mul_(MOVE)
@@ -124,7 +124,7 @@ def train_critic_case(
     results = []
     for index in range(case.mini_batches):
         batches = pack_mini_batch(plan, index, rank, mine, case.pad_multiple)
-        step = CriticStep(learner, assessment, batches, ENV_NAMES, plan.num_units)
+        step = CriticStep(learner, values, batches, ENV_NAMES, plan.num_units)
         report = train_mini_batch(policy, recorders[0], batches, loss, settings, critic=step)
         gradients = {f"policy.{name}": gradient for name, gradient in recorders[0].gradients.items()}
         gradients |= {f"critic.{name}": gradient for name, gradient in recorders[1].gradients.items()}

@@ -14,7 +14,7 @@ from tests.trainer.scenarios import SEQ_LEN, make_manifest, save_tiny_model
 from trainer.config.model import CriticConfig, ModelConfig
 from trainer.critic.credit import ACTION, NO_ACTION, STEP_START
 from trainer.critic.critic import CriticLearner, load_critic
-from trainer.critic.values import Assessment, estimate_values, token_roles
+from trainer.critic.values import BatchValues, estimate_values, token_roles
 from trainer.errors import CriticMismatch, ModelUnusable
 from trainer.images.samples import check_image_samples
 from trainer.model.policy import Policy
@@ -25,7 +25,9 @@ from transport.wire.sample import TrainingSample
 from transport.wire.tensor import EncodedTensor
 
 
-def assess_alone(policy: Policy, bare_model_path: Path, samples: list[TrainingSample], **config: object) -> Assessment:
+def estimate_alone(
+    policy: Policy, bare_model_path: Path, samples: list[TrainingSample], **config: object
+) -> BatchValues:
     critic_config = CriticConfig(**config)  # type: ignore[arg-type]
     critic = load_critic(critic_config, ModelConfig(path=bare_model_path, seq_len=SEQ_LEN), policy, CPU)
     learner = CriticLearner(critic, GradientRecorder(critic), critic_config, 1.0)
@@ -40,7 +42,7 @@ def test_a_new_critic_values_everything_at_0_so_that_returns_are_discounted_rewa
     trunk: str, policy: Policy, bare_model_path: Path
 ) -> None:
     sample = critic_samples()[1]
-    found = assess_alone(policy, bare_model_path, [sample], trunk=trunk, gamma=0.5, lam=1.0)
+    found = estimate_alone(policy, bare_model_path, [sample], trunk=trunk, gamma=0.5, lam=1.0)
     assert not found.values.any()
     expected = sample.reward * 0.5 ** np.arange(sample.num_loss_tokens)[::-1]
     np.testing.assert_allclose(found.credit.returns, expected)
@@ -50,7 +52,7 @@ def test_samples_carry_the_advantages_of_their_tokens_and_nothing_elsewhere(
     policy: Policy, bare_model_path: Path
 ) -> None:
     samples = critic_samples()
-    found = assess_alone(policy, bare_model_path, samples, normalize_advantages=False, lam=1.0)
+    found = estimate_alone(policy, bare_model_path, samples, normalize_advantages=False, lam=1.0)
     by_row = check_image_samples(dict(enumerate(samples)), None, SEQ_LEN).samples
     changed = found.with_advantages(by_row)
     for row, sample in by_row.items():
@@ -76,9 +78,9 @@ def test_an_advantage_with_a_baseline_is_refused_with_what_to_change(policy: Pol
     samples = critic_samples()
     samples[2] = msgspec.structs.replace(samples[2], advantages=0.25)
     with pytest.raises(CriticMismatch, match=r"row 2 .*'copy'.*advantage.type to 'ppo'"):
-        assess_alone(policy, bare_model_path, samples)
+        estimate_alone(policy, bare_model_path, samples)
     samples[2] = msgspec.structs.replace(samples[2], rl_weights=EncodedTensor.of(np.zeros(17, dtype=np.float32)))
-    assess_alone(policy, bare_model_path, samples)  # supervised samples have no advantage to speak of
+    estimate_alone(policy, bare_model_path, samples)  # supervised samples have no advantage to speak of
 
 
 def test_trajectories_with_two_rewards_and_batches_without_actions_are_refused(
@@ -87,7 +89,7 @@ def test_trajectories_with_two_rewards_and_batches_without_actions_are_refused(
     samples = critic_samples()
     samples[2] = msgspec.structs.replace(samples[2], reward=7.0, advantages=7.0)
     with pytest.raises(CriticMismatch, match="another reward than the rest of its trajectory"):
-        assess_alone(policy, bare_model_path, samples)
+        estimate_alone(policy, bare_model_path, samples)
     supervised = [
         msgspec.structs.replace(
             sample,
@@ -97,7 +99,7 @@ def test_trajectories_with_two_rewards_and_batches_without_actions_are_refused(
         for sample in critic_samples()
     ]
     with pytest.raises(CriticMismatch, match="no `rl` token"):
-        assess_alone(policy, bare_model_path, supervised)
+        estimate_alone(policy, bare_model_path, supervised)
 
 
 def test_a_critic_that_does_not_know_the_policys_tokens_is_refused(policy: Policy, tmp_path: Path) -> None:

@@ -82,11 +82,11 @@ WRONG = {
 def test_a_sample_whose_images_do_not_add_up_is_left_out_by_name_and_no_other(name: str) -> None:
     sample, reason = WRONG[name]
     good = draw("..b.s.xx", index=1)
-    intake = check_image_samples({3: good, 8: sample}, SPEC, SEQ_LEN)
-    assert list(intake.samples) == [3]
-    assert list(intake.refused) == [8]
-    assert intake.refused[8].startswith("copy/0/0#0 of example 0 of env 'copy' ")
-    assert reason in intake.refused[8]
+    checked = check_image_samples({3: good, 8: sample}, SPEC, SEQ_LEN)
+    assert list(checked.samples) == [3]
+    assert list(checked.refused) == [8]
+    assert checked.refused[8].startswith("copy/0/0#0 of example 0 of env 'copy' ")
+    assert reason in checked.refused[8]
 
 
 def test_a_block_with_another_token_inside_is_refused() -> None:

@@ -23,11 +23,11 @@ from trainer.config.loss import (
     ReinforceLossConfig,
 )
 from trainer.errors import LossInvalid
-from trainer.losses import builtin as policy
+from trainer.losses import builtin
 from trainer.losses.factory import make_loss
 from trainer.losses.protocol import MAX_LOG_RATIO, RlInputs, RlLoss, RlOutputs
 
-DPPO = partial(policy.dppo, delta_low=0.2, delta_high=0.3, kl_coef=0.0)
+DPPO = partial(builtin.dppo, delta_low=0.2, delta_high=0.3, kl_coef=0.0)
 
 
 def token(probability: float, behaviour: float, advantage: float) -> RlInputs:
@@ -77,7 +77,7 @@ def test_dppo_limits_for_falling_and_rising_differ() -> None:
 
 
 def test_dppo_adds_the_squared_log_ratio_also_where_masked() -> None:
-    loss = partial(policy.dppo, delta_low=0.2, delta_high=0.3, kl_coef=0.5)
+    loss = partial(builtin.dppo, delta_low=0.2, delta_high=0.3, kl_coef=0.5)
     log_ratio = math.log(0.9 / 0.5)
     inputs = token(0.9, 0.5, +1.0)
     assert loss(inputs).is_masked.item()
@@ -86,7 +86,7 @@ def test_dppo_adds_the_squared_log_ratio_also_where_masked() -> None:
 
 
 def test_dppo_on_policy_is_the_plain_policy_gradient() -> None:
-    loss = partial(policy.dppo, delta_low=0.2, delta_high=0.2, kl_coef=1e-3)
+    loss = partial(builtin.dppo, delta_low=0.2, delta_high=0.2, kl_coef=1e-3)
     assert gradient_of(loss, token(0.3, 0.3, 1.7)) == pytest.approx(-1.7, rel=1e-5)
 
 
@@ -112,7 +112,7 @@ def test_a_huge_ratio_stays_finite() -> None:
 def test_ipo_masks_by_distance_alone(
     probability: float, behaviour: float, advantage: float, high: bool, low: bool
 ) -> None:
-    loss, inputs = partial(policy.ipo, delta=0.2, kl_coef=0.0), token(probability, behaviour, advantage)
+    loss, inputs = partial(builtin.ipo, delta=0.2, kl_coef=0.0), token(probability, behaviour, advantage)
     outputs = loss(inputs)
     assert (outputs.is_masked_high.item(), outputs.is_masked_low.item()) == (high, low)
     expected = 0.0 if high or low else -advantage * probability / behaviour
@@ -132,7 +132,7 @@ def test_ipo_masks_by_distance_alone(
 def test_the_clipped_surrogate_is_the_larger_loss(
     ratio: float, advantage: float, value: float, high: bool, low: bool
 ) -> None:
-    loss = partial(policy.grpo_clip_higher, epsilon_low=0.2, epsilon_high=0.3)
+    loss = partial(builtin.grpo_clip_higher, epsilon_low=0.2, epsilon_high=0.3)
     inputs = token(0.4 * ratio, 0.4, advantage)
     outputs = loss(inputs)
     assert outputs.losses.item() == pytest.approx(value, rel=1e-5)
@@ -156,7 +156,7 @@ def two_samples() -> RlInputs:
 
 
 def test_gspo_has_one_ratio_per_sample_over_its_member_tokens() -> None:
-    loss, inputs = partial(policy.gspo, epsilon_low=0.5, epsilon_high=0.5), two_samples()
+    loss, inputs = partial(builtin.gspo, epsilon_low=0.5, epsilon_high=0.5), two_samples()
     first, second = math.exp((0.3 - 0.1) / 2), math.exp((-0.4 + 0.0) / 2)
     losses = loss(inputs).losses
     assert losses[[0, 2, 3, 4]].tolist() == pytest.approx([-first, -first, 2 * second, 2 * second], rel=1e-5)
@@ -165,14 +165,14 @@ def test_gspo_has_one_ratio_per_sample_over_its_member_tokens() -> None:
 
 
 def test_gspo_masks_whole_samples() -> None:
-    outputs = policy.gspo(two_samples(), epsilon_low=0.1, epsilon_high=0.05)
+    outputs = builtin.gspo(two_samples(), epsilon_low=0.1, epsilon_high=0.05)
     assert outputs.is_masked_high.tolist() == [True, True, True, False, False]
     assert outputs.is_masked_low.tolist() == [False, False, False, True, True]
 
 
 def test_gspo_of_a_sample_without_members_is_finite() -> None:
     inputs = replace(two_samples(), members=torch.tensor([False, False, False, True, True]))
-    assert torch.isfinite(policy.gspo(inputs, epsilon_low=0.1, epsilon_high=0.1).losses).all()
+    assert torch.isfinite(builtin.gspo(inputs, epsilon_low=0.1, epsilon_high=0.1).losses).all()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_gspo_of_a_sample_without_members_is_finite() -> None:
     [(3.0, 2.0, True, False), (0.2, 0.5, False, True), (1.7, 1.7, False, False)],
 )
 def test_cispo_holds_the_weight_and_keeps_the_gradient(ratio: float, weight: float, high: bool, low: bool) -> None:
-    loss, inputs = partial(policy.cispo, epsilon_low=0.5, epsilon_high=1.0), token(0.2 * ratio, 0.2, advantage=1.5)
+    loss, inputs = partial(builtin.cispo, epsilon_low=0.5, epsilon_high=1.0), token(0.2 * ratio, 0.2, advantage=1.5)
     outputs = loss(inputs)
     assert (outputs.is_masked_high.item(), outputs.is_masked_low.item()) == (high, low)
     assert gradient_of(loss, inputs) == pytest.approx(-1.5 * weight, rel=1e-5)
@@ -188,8 +188,8 @@ def test_cispo_holds_the_weight_and_keeps_the_gradient(ratio: float, weight: flo
 
 def test_reinforce_ignores_the_behaviour_policy() -> None:
     inputs = token(0.9, 0.001, 1.5)
-    assert gradient_of(policy.reinforce, inputs) == gradient_of(policy.reinforce, token(0.9, 0.9, 1.5)) == -1.5
-    assert not policy.reinforce(inputs).is_masked.item()
+    assert gradient_of(builtin.reinforce, inputs) == gradient_of(builtin.reinforce, token(0.9, 0.9, 1.5)) == -1.5
+    assert not builtin.reinforce(inputs).is_masked.item()
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -200,13 +200,13 @@ def test_every_loss_is_the_plain_policy_gradient_on_policy(name: str) -> None:
 @pytest.mark.parametrize(
     ("config_class", "function", "limits"),
     [
-        (DppoLossConfig, policy.dppo, {"delta_low": 0.1, "delta_high": 0.4, "kl_coef": 0.01}),
-        (IpoLossConfig, policy.ipo, {"delta": 0.3, "kl_coef": 0.02}),
-        (PpoClipLossConfig, policy.ppo_clip, {"epsilon": 0.15}),
-        (GrpoClipHigherLossConfig, policy.grpo_clip_higher, {"epsilon_low": 0.1, "epsilon_high": 0.5}),
-        (GspoLossConfig, policy.gspo, {"epsilon_low": 0.01, "epsilon_high": 0.02}),
-        (CispoLossConfig, policy.cispo, {"epsilon_low": 0.3, "epsilon_high": 2.0}),
-        (ReinforceLossConfig, policy.reinforce, {}),
+        (DppoLossConfig, builtin.dppo, {"delta_low": 0.1, "delta_high": 0.4, "kl_coef": 0.01}),
+        (IpoLossConfig, builtin.ipo, {"delta": 0.3, "kl_coef": 0.02}),
+        (PpoClipLossConfig, builtin.ppo_clip, {"epsilon": 0.15}),
+        (GrpoClipHigherLossConfig, builtin.grpo_clip_higher, {"epsilon_low": 0.1, "epsilon_high": 0.5}),
+        (GspoLossConfig, builtin.gspo, {"epsilon_low": 0.01, "epsilon_high": 0.02}),
+        (CispoLossConfig, builtin.cispo, {"epsilon_low": 0.3, "epsilon_high": 2.0}),
+        (ReinforceLossConfig, builtin.reinforce, {}),
     ],
 )
 def test_factory_passes_the_configured_limits(

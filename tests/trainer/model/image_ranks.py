@@ -93,9 +93,9 @@ def train(
     for row in scenario.spoiled:
         if row in mine:
             mine[row] = without_an_image_token(mine[row])
-    intake = check_image_samples(mine, policy.image_spec, SEQ_LEN)
+    checked = check_image_samples(mine, policy.image_spec, SEQ_LEN)
     micro_batches = pack_mini_batch(
-        plan, 0, rank, intake.samples, scenario.pad_multiple, policy.image_spec, intake.refused
+        plan, 0, rank, checked.samples, scenario.pad_multiple, policy.image_spec, checked.refused
     )
     recorder = GradientRecorder(policy.causal_lm, allow_unused=True)
     settings = StepSettings(plan.env_names, 1e9, scenario.cap)

@@ -13,8 +13,8 @@ import torch
 from runtime.errors import ExitCode
 from runtime.health.health import Health
 from tests.trainer.runs import make_batch, make_sample, replay, weight_bytes
+from trainer.accounting.accounting import Accounting
 from trainer.accounting.env_stats import EnvStats
-from trainer.batches.source import Batch
 from trainer.errors import NonFiniteError
 from trainer.observe.telemetry import Telemetry, merge_metrics, staleness, step_line, step_times
 from trainer.step.report import StepReport, TrainProgress
@@ -25,7 +25,7 @@ from transport.wire.batch import build_batch
 
 
 def report(**metrics: float) -> StepReport:
-    return StepReport(True, metrics)
+    return StepReport(True, metrics, Accounting.of([]))
 
 
 def test_metrics_of_several_optimizer_steps_add_up_average_and_keep_extremes():
@@ -57,7 +57,7 @@ def test_metrics_of_one_optimizer_step_are_not_changed():
 @pytest.mark.parametrize(("trained_at", "age"), [(3, 0.0), (5, 2.0)])
 def test_staleness_is_counted_from_the_version_that_is_trained(trained_at, age):
     sampled_by_version_2 = make_batch("run", 3).manifest
-    batch = Batch(msgspec.structs.replace(sampled_by_version_2, step=trained_at), source=None)
+    batch = msgspec.structs.replace(sampled_by_version_2, step=trained_at)
     assert staleness(batch) == {"staleness/mean": age, "staleness/max": age}
 
 
@@ -79,9 +79,7 @@ def test_a_step_is_progress_and_a_phase_is_visible_in_health():
     with telemetry.timed("publish"):
         assert health.report()["phase"] == "publish"
     assert health.report()["phase"] == ""
-    telemetry.step(
-        Batch(make_batch("run", 1).manifest, source=None), [report()], TrainProgress(step=1, num_tokens=5), 1e-3
-    )
+    telemetry.step(make_batch("run", 1).manifest, [report()], TrainProgress(step=1, num_tokens=5), 1e-3)
     assert (health.report()["step"], health.report()["num_tokens"]) == (1, 5)
 
 

@@ -12,6 +12,7 @@ from tests.support.ranks import GradientRecorder
 from tests.trainer.rank_worker import NO_CLIP, micro_batches_of, train_scenario
 from tests.trainer.reference import load_reference, sample_logprobs
 from tests.trainer.scenarios import ENV_NAMES, SCENARIOS, SEQ_LEN, Scenario, batch_of, make_sample
+from trainer.accounting.accounting import Accounting
 from trainer.config.loss import DppoLossConfig
 from trainer.errors import PlanError
 from trainer.images.samples import cut_sample
@@ -165,8 +166,10 @@ def test_a_mini_batch_whose_trained_tokens_were_all_cut_off_is_refused(policy: P
 
 
 def report(*, stepped: bool = True) -> StepReport:
-    metrics = {"samples/global": 3.0, "tokens/global": 10.0}
-    return StepReport(stepped, metrics)
+    trained = Accounting(
+        num_tokens=10, num_loss_tokens=5, num_samples=3, num_micro_batches=1, max_micro_batch_tokens=10
+    )
+    return StepReport(stepped, {}, trained)
 
 
 def test_progress_adds_up_over_optimizer_steps_and_batches():
