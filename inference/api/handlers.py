@@ -1,6 +1,6 @@
 """`Handlers`: the routes of docs/contracts.md that both engines have, without an HTTP framework.
 
-Bodies come in as bytes and leave as an `Answer`. `inference/server/routes.py` (aiohttp) and
+Bodies come in as bytes and leave as an `HttpAnswer`. `inference/server/routes.py` (aiohttp) and
 `inference/vllm_engine/routes.py` (vLLM's starlette application) only adapt them, so that status codes, bodies and
 error texts are the same on both. A handler raises `InferenceError`; `failure_answer` is the one place that makes an
 answer of it.
@@ -49,7 +49,7 @@ class Log(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What goes back to the client, framework aside."""
 
     status: int
@@ -58,17 +58,17 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def json_answer(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+def json_answer(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpAnswer:
     """Any msgspec-encodable value as JSON."""
-    return Answer(status, msgspec.json.encode(body), JSON, headers or {})
+    return HttpAnswer(status, msgspec.json.encode(body), JSON, headers or {})
 
 
-def error_answer(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Answer:
+def error_answer(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> HttpAnswer:
     """The one shape of an error: `{"error": {"message", "type"}}`."""
     return json_answer({"error": {"message": message, "type": kind}}, status, headers)
 
 
-def failure_answer(error: Exception, what: str, log: Log) -> Answer:
+def failure_answer(error: Exception, what: str, log: Log) -> HttpAnswer:
     """The answer to a request whose handler raised `error`; call it while `error` is being handled.
 
     Anything but an `InferenceError` is a bug: the client gets a 500 without details, `log` the traceback."""
@@ -100,7 +100,7 @@ def health_answer(
     progress_age_s: float,
     waiting_for: str,
     engine: InferenceEngine | None,
-) -> Answer:
+) -> HttpAnswer:
     """200 for status `ok`, else 503. `engine` is None while the model loads: its facts are left out."""
     report: dict[str, object] = {
         "status": status,
@@ -131,23 +131,23 @@ class Handlers:
         self._log = log
         self._count_update = count_update
 
-    async def generate(self, body: bytes) -> Answer:
+    async def generate(self, body: bytes) -> HttpAnswer:
         """`POST /inference/tandem/generate`. Cancelling frees the slot."""
         asked = decode_body(GENERATE, body)
         completion = await self.run_job(job_of(asked, self._engine().limits))
-        return Answer(200, encode(reply_of(asked, completion)), MSGPACK)
+        return HttpAnswer(200, encode(reply_of(asked, completion)), MSGPACK)
 
-    async def score(self, body: bytes) -> Answer:
+    async def score(self, body: bytes) -> HttpAnswer:
         """`POST /inference/tandem/score`."""
         asked = decode_body(SCORE, body)
         scores = await self._run_score(score_job_of(asked, self._engine().limits))
-        return Answer(200, encode(score_reply_of(asked, scores)), MSGPACK)
+        return HttpAnswer(200, encode(score_reply_of(asked, scores)), MSGPACK)
 
-    async def get_weights(self) -> Answer:
+    async def get_weights(self) -> HttpAnswer:
         """What the engine serves, read from where it computes."""
         return json_answer(await self._engine().read_served())
 
-    async def apply_weights(self, body: bytes) -> Answer:
+    async def apply_weights(self, body: bytes) -> HttpAnswer:
         """Load a publish; the reply is read from the engine after the swap."""
         asked = decode_body(APPLY, body)
         engine = self._engine()

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from loguru import logger
 
-from inference.api.handlers import Answer, error_answer, failure_answer, too_large
+from inference.api.handlers import HttpAnswer, error_answer, failure_answer, too_large
 from inference.server.state import STATE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def response_of(answer: Answer) -> web.Response:
+def response_of(answer: HttpAnswer) -> web.Response:
     """`answer` as aiohttp sends it."""
     return web.Response(
         body=answer.body, status=answer.status, content_type=answer.content_type, headers=answer.headers or None

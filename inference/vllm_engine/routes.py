@@ -9,8 +9,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from inference.api.handlers import (
-    Answer,
     Handlers,
+    HttpAnswer,
     check_admin_token,
     error_answer,
     failure_answer,
@@ -22,7 +22,7 @@ from inference.vllm_engine.engine import VllmEngine, logger
 DISCONNECT_POLL_S = 1.0
 
 
-def responding(handler: "Callable[[Routes, Request], Awaitable[Answer]]") -> "Callable[..., Awaitable[Response]]":
+def responding(handler: "Callable[[Routes, Request], Awaitable[HttpAnswer]]") -> "Callable[..., Awaitable[Response]]":
     """Turn what a handler returns or raises into a response: an exception would close the keep-alive connection."""
 
     @functools.wraps(handler)
@@ -54,7 +54,7 @@ class Routes:
         return self.engine
 
     @responding
-    async def health(self, request: Request) -> Answer:
+    async def health(self, request: Request) -> HttpAnswer:
         """200 when requests are served, 503 after the engine's death."""
         engine = self._engine
         return health_answer(
@@ -67,23 +67,23 @@ class Routes:
         )
 
     @responding
-    async def generate(self, request: Request) -> Answer:
+    async def generate(self, request: Request) -> HttpAnswer:
         """Sample tokens after a prompt of tokens."""
         return await _until_gone(request, self._handlers.generate(await self._body(request)))
 
     @responding
-    async def score(self, request: Request) -> Answer:
+    async def score(self, request: Request) -> HttpAnswer:
         """Log probabilities of given tokens."""
         return await self._handlers.score(await self._body(request))
 
     @responding
-    async def get_weights(self, request: Request) -> Answer:
+    async def get_weights(self, request: Request) -> HttpAnswer:
         """Version and digest that the workers hold."""
         self._check_token(request)
         return await self._handlers.get_weights()
 
     @responding
-    async def apply_weights(self, request: Request) -> Answer:
+    async def apply_weights(self, request: Request) -> HttpAnswer:
         """Load a publish; the reply is read from the workers after the swap."""
         self._check_token(request)
         return await self._handlers.apply_weights(await self._body(request))
@@ -102,7 +102,7 @@ class Routes:
         return b"".join(chunks)
 
 
-async def _until_gone(request: Request, answering: Awaitable[Answer]) -> Answer:
+async def _until_gone(request: Request, answering: Awaitable[HttpAnswer]) -> HttpAnswer:
     """Wait for the answer as long as the client is there, which starlette does not watch. Cancelling the work frees
     its slot. Raises `ClientDisconnect`."""
     work = asyncio.ensure_future(answering)
