@@ -98,7 +98,7 @@ def make_engine(folder: Path) -> TorchEngine:
         load_slot_model(ServedModelConfig(path=folder, device="cpu"), slots, MAX_LENGTH), slots, MAX_LENGTH
     )
     limits = EngineLimits(VOCAB_SIZE, MAX_LENGTH, slots, max_waiting=slots)
-    return TorchEngine(decoder, limits, eos_token_ids=frozenset(), seed=0, intake=WeightReceiver("bench"))
+    return TorchEngine(decoder, limits, eos_token_ids=frozenset(), seed=0, receiver=WeightReceiver("bench"))
 
 
 async def run_engine(engine: TorchEngine, load: Load) -> None:

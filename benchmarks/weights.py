@@ -121,7 +121,9 @@ async def update(channel: str, folder: Path, updates: int) -> dict[str, float]:
     """Median seconds of each phase."""
     slots = load_slot_model(ServedModelConfig(path=folder / "model", device="cpu"), 8, 256)
     limits = EngineLimits(slots.hf.get_input_embeddings().num_embeddings, 256, 8, 64)
-    engine = TorchEngine(Decoder(slots, 8, 256), limits, eos_token_ids=frozenset(), seed=0, intake=WeightReceiver(RUN))
+    engine = TorchEngine(
+        Decoder(slots, 8, 256), limits, eos_token_ids=frozenset(), seed=0, receiver=WeightReceiver(RUN)
+    )
     rows: list[dict[str, float]] = []
     try:
         with trainer(channel, folder) as process:

@@ -2,6 +2,8 @@
 
 InferenceError
 ├── BadRequest        400  the request can never be served: say what to change
+├── WrongAdminToken   401  the admin token is missing or wrong
+├── AdminDisabled     403  the server was started without an admin token
 ├── UnknownModel      404  the request names a model that is not served here
 ├── WeightsRefused    409  a publish that must not be loaded; the old weights stay in service
 ├── BodyTooLarge      413  the request is larger than any that could be served
@@ -26,6 +28,20 @@ class BadRequest(InferenceError):
 
     status = 400
     kind = "invalid_request_error"
+
+
+class WrongAdminToken(InferenceError):
+    """The caller may not use the admin routes."""
+
+    status = 401
+    kind = "wrong_admin_token"
+
+
+class AdminDisabled(InferenceError):
+    """Nobody may use the admin routes."""
+
+    status = 403
+    kind = "admin_disabled"
 
 
 class UnknownModel(InferenceError):

@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from inference.api.arrays import Int32s
 from inference.api.chat_request import ChatRequest, ChatTokenizer, cut_at_stop, stop_strings
-from inference.api.generation import Completion, Int32s, TopLogprobs
+from inference.api.generation import Completion, TopLogprobs
 
 Json = dict[str, Any]
 

@@ -8,8 +8,9 @@ import jinja2
 import msgspec
 import numpy as np
 
+from inference.api.arrays import Int32s
 from inference.api.engine import EngineLimits
-from inference.api.generation import Int32s, Job
+from inference.api.generation import Job
 from inference.api.requests import check_job, decode_body
 from inference.errors import BadRequest
 

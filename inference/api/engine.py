@@ -72,6 +72,10 @@ class InferenceEngine(Protocol):
         """Score a job that fits `limits`. Raises `Unsupported`, `QueueFull`, `Unavailable` or `NonFiniteLogits`."""
         ...
 
+    async def read_served(self) -> ServedWeights:
+        """`served`, read anew from where the engine computes. Raises `Unavailable`."""
+        ...
+
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """Fetch and verify a publish, then swap it in between two decode steps.
 

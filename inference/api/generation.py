@@ -6,15 +6,10 @@ The HTTP routes make jobs out of what clients send; engines know nothing of HTTP
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from inference.api.arrays import Floats, Int32s
 from inference.api.images import Images
 from transport.wire.generation import FinishReason
 from transport.wire.sample import VersionSpan
-
-Int32s = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,14 @@ Placeholders are runs of the image token, one run per image, one token per `merg
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from inference.api.arrays import Floats, Int32s, Int64s, UInt8s
 from inference.errors import BadRequest
 from transport.errors import CodecError
 from transport.wire.generation import GenerateRequest
 from transport.wire.tensor import Array, EncodedTensor
 
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-UInt8s = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 FIELDS = frozenset({"pixel_values", "image_grid_thw"})
 
 

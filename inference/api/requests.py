@@ -7,8 +7,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from inference.api.arrays import Int32s
 from inference.api.engine import EngineLimits
-from inference.api.generation import Completion, Int32s, Job, ScoreJob, Scores
+from inference.api.generation import Completion, Job, ScoreJob, Scores
 from inference.api.images import check_placeholders, images_of
 from inference.errors import BadRequest
 from runtime.base.files import sees_images

@@ -10,28 +10,28 @@ from aiohttp import web
 from inference.api.chat_reply import Json, choice_of, events_of, usage_of
 from inference.api.chat_request import ChatRequest, decode_chat, jobs_of, plain_messages
 from inference.api.generation import Completion, Job
+from inference.api.handlers import json_answer
 from inference.errors import InferenceError
-from inference.server.responses import json_response
-from inference.server.routes import run_job
+from inference.server.responses import read_body, response_of
 from inference.server.state import STATE, ServerState
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation. A streamed answer comes in one piece per choice, when all are complete."""
     state = request.app[STATE]
-    asked = decode_chat(await request.read())
+    asked = decode_chat(await read_body(request))
     state.check_model(asked.model)
     prompt = state.tokenizer.encode_chat(plain_messages(asked), asked.chat_template_kwargs or {})
     jobs = jobs_of(asked, prompt, state.tokenizer, state.engine.limits)
     reply = _reply(state, asked, jobs[0], await _run_all(state, jobs))
-    return await _stream(request, asked, reply) if asked.stream else json_response(reply)
+    return await _stream(request, asked, reply) if asked.stream else response_of(json_answer(reply))
 
 
 async def _run_all(state: ServerState, jobs: list[Job]) -> list[Completion]:
     """All or nothing: when one choice fails, the others are cancelled and the first failure is raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run_job(state, job)) for job in jobs]
+            tasks = [group.create_task(state.handlers.run_job(job)) for job in jobs]
     except* InferenceError as errors:
         raise cast(InferenceError, errors.exceptions[0]) from None
     return [task.result() for task in tasks]

@@ -1,26 +1,30 @@
-"""Errors as OpenAI-style JSON, and the middleware that makes every failure one."""
+"""Answers of the framework-free handlers as aiohttp responses, and the middleware that makes every failure one."""
 
 import time
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 from loguru import logger
 
-from inference.errors import InferenceError, QueueFull
+from inference.api.handlers import HttpAnswer, error_answer, failure_answer, too_large
 from inference.server.state import STATE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """Any msgspec-encodable value as a JSON reply."""
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
+def response_of(answer: HttpAnswer) -> web.Response:
+    """`answer` as aiohttp sends it."""
+    return web.Response(
+        body=answer.body, status=answer.status, content_type=answer.content_type, headers=answer.headers or None
+    )
 
 
-def error_response(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    """The one shape of an error: `{"error": {"message", "type"}}`."""
-    return json_response({"error": {"message": message, "type": kind}}, status, headers)
+async def read_body(request: web.Request) -> bytes:
+    """The body. Raises `BodyTooLarge` as soon as more than the limit has come."""
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large(request.app[STATE].max_body_bytes) from error
 
 
 @web.middleware
@@ -38,14 +42,10 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except InferenceError as error:
-        retry = {"Retry-After": "1"} if isinstance(error, QueueFull) else None
-        return error_response(error.status, error.kind, str(error), retry)
     except web.HTTPException as error:
-        return error_response(error.status, "http_error", error.reason)
-    except Exception as error:  # a bug must not close the connection: the client gets a 500, the log the traceback
-        logger.exception(f"{request.method} {request.path} failed")
-        return error_response(500, "internal_error", f"internal error: {type(error).__name__}")
+        return response_of(error_answer(error.status, "http_error", error.reason))
+    except Exception as error:  # a bug must not close the connection
+        return response_of(failure_answer(error, f"{request.method} {request.path}", logger))
 
 
 def _route_of(request: web.Request) -> str:

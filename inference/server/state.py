@@ -1,12 +1,14 @@
 """`ServerState`: what the routes share, with the Prometheus metrics of the server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from loguru import logger
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from inference.api.chat_request import ChatTokenizer
+from inference.api.handlers import Handlers
 from inference.api.requests import MAX_BODY_BYTES
 from inference.errors import Unavailable, UnknownModel
 from runtime.health.health import Fact, Health
@@ -14,7 +16,6 @@ from runtime.metrics.metric_log import MetricLog
 
 if TYPE_CHECKING:
     from inference.torch_engine.engine import TorchEngine
-
 
 _PREFIX = "tandem_inference_"
 
@@ -51,6 +52,15 @@ class ServerState:
     """Larger requests are answered with 413."""
     metric_log: MetricLog | None = None
     loaded: "tuple[TorchEngine, ChatTokenizer] | None" = None
+    handlers: Handlers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.handlers = Handlers(
+            lambda: self.engine,
+            request_timeout_s=self.request_timeout_s,
+            log=logger,
+            count_update=lambda outcome: self.metrics.weight_updates.labels(outcome).inc(),
+        )
 
     @property
     def engine(self) -> "TorchEngine":

@@ -33,7 +33,7 @@ class TorchEngine:
         *,
         eos_token_ids: frozenset[int],
         seed: int,
-        intake: WeightReceiver,
+        receiver: WeightReceiver,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.limits = limits
@@ -42,7 +42,7 @@ class TorchEngine:
         self.last_update: UpdateTimes | None = None
         self._decoder = decoder
         self._seed = seed
-        self._intake = intake
+        self._receiver = receiver
         self._keys = itertools.count()
         self._open: dict[int, asyncio.Future[Completion]] = {}
         self._replies: set[asyncio.Future[Any]] = set()
@@ -94,6 +94,10 @@ class TorchEngine:
         if isinstance(scores, NonFiniteLogits):
             raise scores
         return scores
+
+    async def read_served(self) -> ServedWeights:
+        """See `InferenceEngine`. The decoder holds the tensors in this process: nobody has to be asked."""
+        return self.served
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
         """See `InferenceEngine`."""
@@ -152,7 +156,7 @@ class TorchEngine:
         )
 
     def _receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
-        return self._decoder.loadable(self._intake.receive(location, version, given_up))
+        return self._decoder.loadable(self._receiver.receive(location, version, given_up))
 
     def _swap(self, weights: VerifiedWeights) -> tuple[ServedWeights, float]:
         """What is served afterwards, and in how many seconds the weights were put in. In the thread."""

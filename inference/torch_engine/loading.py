@@ -20,9 +20,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from inference.api.arrays import Int32s
 from inference.api.chat_request import ChatTokenizer
 from inference.api.engine import EngineLimits
-from inference.api.generation import Int32s
 from inference.api.images import Images
 from inference.config import InferenceConfig, ServedModelConfig
 from inference.torch_engine.attention import ATTENTION_NAME, register_attention
@@ -189,11 +189,11 @@ def load_engine(config: InferenceConfig) -> StartEngine:
     )
     decoder = Decoder(model, limits.max_batch_size, limits.max_model_len)
     eos = eos_token_ids(config.model.path)
-    intake = WeightReceiver(config.run.name, fetch_settings(config.weights), model.hf.device)
+    receiver = WeightReceiver(config.run.name, fetch_settings(config.weights), model.hf.device)
 
     def start(on_progress: Callable[[], None]) -> tuple[TorchEngine, ChatTokenizer]:
         engine = TorchEngine(
-            decoder, limits, eos_token_ids=eos, seed=config.seed, intake=intake, on_progress=on_progress
+            decoder, limits, eos_token_ids=eos, seed=config.seed, receiver=receiver, on_progress=on_progress
         )
         return engine, tokenizer
 

@@ -6,14 +6,15 @@ Shapes: B sequences, V vocabulary.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inference.api.generation import Floats
+from inference.api.arrays import Float64s, Floats, UInt64s
 from transport.wire.tensor import Array
 
-Float64s = npt.NDArray[np.float64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_BITS = 48
+"""Resolution of a draw. Below 53, so that `u * total < total` holds in float64 for every `u < 1`."""
 
 
 class Sampled(NamedTuple):
@@ -70,14 +71,7 @@ def _like(array: Array, tensor: Tensor) -> Tensor:
     return torch.from_numpy(array).to(tensor.device)
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BITS = 48
-"""Resolution of a draw. Below 53, so that `u * total < total` holds in float64 for every `u < 1`."""
-
-UInt64s = npt.NDArray[np.uint64]
-
-
-def counter_uniforms(seeds: UInt64s, indices: UInt64s) -> npt.NDArray[np.float64]:
+def counter_uniforms(seeds: UInt64s, indices: UInt64s) -> Float64s:
     """Draw number `indices[i]` of the stream `seeds[i]`, in [0, 1)."""
     bits = _mix(_mix(seeds + _GOLDEN) + indices * _GOLDEN)
     return (bits >> np.uint64(64 - _BITS)).astype(np.float64) * 2.0**-_BITS

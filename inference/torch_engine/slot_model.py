@@ -5,18 +5,20 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from inference.api.generation import Floats, Int32s
+from inference.api.arrays import Floats, Int32s, Int64s
 from inference.api.images import Images
 from inference.torch_engine.attention import Decode, Prefill, SlotCache, WholeSequence
 from inference.torch_engine.vision import Vision
 from inference.vision_models import has_vision
 
 NO_DIGESTS: Mapping[int, bytes] = MappingProxyType({})
+NO_IMAGES: Mapping[int, Images] = MappingProxyType({})
+MAX_PREFILL_TOKENS = 8192
+"""Padded tokens of one prefill forward: bounds its memory, and how long running sequences wait for it."""
 
 
 class PrefillPlan(NamedTuple):
@@ -62,12 +64,6 @@ def pad_right(rows: Sequence[Int32s]) -> Int32s:
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
     return padded
-
-
-Int64s = npt.NDArray[np.int64]
-NO_IMAGES: Mapping[int, Images] = MappingProxyType({})
-MAX_PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill forward: bounds its memory, and how long running sequences wait for it."""
 
 
 class SlotModel:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inference.api.generation import Completion, Floats, Int32s, Job, TopLogprobs
+from inference.api.arrays import Floats, Int32s
+from inference.api.generation import Completion, Job, TopLogprobs
 from transport.wire.generation import FinishReason
 from transport.wire.sample import VersionSpan
 from transport.wire.tensor import Array

@@ -52,7 +52,7 @@ class LoadedAdapters:
         self._client = client
         self._base = base
         self._run_id = config.run.name
-        self._intake = WeightReceiver(config.run.name, fetch_settings(config.weights))
+        self._receiver = WeightReceiver(config.run.name, fetch_settings(config.weights))
         self._model_path = config.model.path
         self._max_rank = config.vllm.max_lora_rank
         self._root = config.run.path.resolve() / "adapters"
@@ -82,7 +82,7 @@ class LoadedAdapters:
         """A publish, whole and checked. Raises `WeightsRefused`."""
         given_up = threading.Event()
         try:
-            return await asyncio.to_thread(self._intake.receive, location, version, given_up)
+            return await asyncio.to_thread(self._receiver.receive, location, version, given_up)
         finally:
             given_up.set()  # a caller that went away leaves no transfer behind
 

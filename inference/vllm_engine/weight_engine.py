@@ -58,7 +58,7 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._given_up = threading.Event()
         service = config_from_environment()
-        self._intake = WeightReceiver(service.run.name, fetch_settings(service.weights), device)
+        self._receiver = WeightReceiver(service.run.name, fetch_settings(service.weights), device)
 
     def stage(self, location: str, version: int) -> None:
         """Begin to fetch and check a publish; `staging` says how it went. Returns at once: decoding goes on."""
@@ -108,7 +108,7 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
             before.join()  # of an update that was given up: memory holds one publish at a time
         self._staged, self._refused = None, ""
         try:
-            weights = self._intake.receive(location, version, given_up)
+            weights = self._receiver.receive(location, version, given_up)
             self._check_fits(weights)
         except WeightsRefused as error:
             self._refused = str(error)

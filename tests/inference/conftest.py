@@ -57,7 +57,7 @@ async def running_engine(
         EngineLimits(VOCAB_SIZE, length, slots, max_waiting),
         eos_token_ids=eos_token_ids(path) if eos else frozenset(),
         seed=0,
-        intake=WeightReceiver("default"),
+        receiver=WeightReceiver("default"),
         on_progress=on_progress,
     )
     try:

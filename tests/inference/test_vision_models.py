@@ -190,7 +190,7 @@ async def serving(folder: Path, model: PreTrainedModel) -> AsyncIterator[TorchEn
         limits(model),
         eos_token_ids=frozenset(),
         seed=0,
-        intake=WeightReceiver("default"),
+        receiver=WeightReceiver("default"),
     )
     try:
         yield engine

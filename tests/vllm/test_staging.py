@@ -35,7 +35,7 @@ async def test_publish_that_is_not_read_in_time_is_refused_and_the_engine_lives_
     assert (engine.served, engine.is_alive, engine.stats.swapping) == (start, True, False)
 
 
-class SlowIntake:
+class SlowReceiver:
     """Reads version 1 until it is told to end, and then takes its time; any other version is refused at once."""
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ def test_worker_does_not_wait_for_a_transfer_that_was_given_up(monkeypatch: pyte
     monkeypatch.setenv(CONFIG_VARIABLE, vllm_environment(config, {})[CONFIG_VARIABLE])
     vllm_config = SimpleNamespace(parallel_config=None, model_config=None)
     engine = PublishedWeightEngine(None, vllm_config, torch.device("cpu"), torch.nn.Module())
-    intake = SlowIntake()
-    engine._intake = intake  # type: ignore[assignment]
+    receiver = SlowReceiver()
+    engine._receiver = receiver  # type: ignore[assignment]
     engine.stage("slow", 1)
-    until(lambda: intake.given_up is not None, within_s=60)
+    until(lambda: receiver.given_up is not None, within_s=60)
     engine.stage("broken", 2)
-    assert intake.given_up is not None
-    assert intake.given_up.is_set()
+    assert receiver.given_up is not None
+    assert receiver.given_up.is_set()
     assert engine.staging() is None
-    intake.may_end.set()
+    receiver.may_end.set()
     until(lambda: engine.staging() is not None, within_s=60)
     assert engine.staging() == "version 2 is broken", "what came too late is not staged"

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from inference.api.arrays import Int32s
 from inference.api.chat_request import ChatTokenizer, cut_at_stop, decode_chat, jobs_of, plain_messages, stop_strings
 from inference.api.engine import EngineLimits
-from inference.api.generation import Int32s, Job
+from inference.api.generation import Job
 from inference.config import InferenceConfig, ServedModelConfig
 from inference.errors import BadRequest
 from inference.torch_engine.loading import load_tokenizer

@@ -1,6 +1,5 @@
 """What the HTTP layer does when handlers misbehave, and how it binds."""
 
-import json
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
@@ -10,8 +9,6 @@ from aiohttp.test_utils import TestClient
 from prometheus_client import generate_latest
 
 from inference.api.generation import Completion
-from inference.errors import BadRequest, InferenceError, QueueFull, UnknownModel, WeightsRefused
-from inference.server.responses import error_response
 from inference.server.state import STATE
 from inference.torch_engine.engine import TorchEngine
 from runtime.errors import UserError
@@ -74,16 +71,6 @@ async def test_bug_in_a_handler_is_a_500_and_the_connection_lives(
         assert response.status == 500
         assert "secret detail" not in await response.text()
     assert (await client.get("/health")).status == 200
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(BadRequest, 400), (UnknownModel, 404), (WeightsRefused, 409), (QueueFull, 429)]
-)
-def test_every_error_has_one_json_shape(error: type[InferenceError], status: int) -> None:
-    response = error_response(error.status, error.kind, "because")
-    assert response.status == status
-    assert isinstance(response.body, bytes)
-    assert json.loads(response.body) == {"error": {"message": "because", "type": error.kind}}
 
 
 async def test_unknown_paths_share_one_metric_label(client: TestClient) -> None:

@@ -16,7 +16,7 @@ from transport.wire.generation import ServedWeights
 
 
 class WrongEngine:
-    """vLLM's client, as far as the shelf needs it. Its workers answer `digests`; an exception among them is raised."""
+    """The part of vLLM's client that `LoadedAdapters` uses. Its workers answer `digests`; an exception is raised."""
 
     def __init__(self, *digests: str | Exception) -> None:
         self.loaded: set[int] = set()
@@ -42,7 +42,7 @@ def base() -> PreTrainedModel:
     return make_model(0)
 
 
-def shelf_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> LoadedAdapters:
+def adapters_of(client: WrongEngine, base: PreTrainedModel, folder: Path) -> LoadedAdapters:
     config = InferenceConfig.model_validate(
         {
             "model": {"path": save_model(folder / "model", base)},
@@ -63,18 +63,18 @@ async def test_adapter_that_is_held_wrongly_is_refused_and_leaves_with_its_folde
     tmp_path: Path, base: PreTrainedModel, answer: str | Exception
 ) -> None:
     client = WrongEngine(answer)
-    shelf = shelf_of(client, base, tmp_path)
+    adapters = adapters_of(client, base, tmp_path)
     with pytest.raises(WeightsRefused, match="vLLM does not take version 1"):
-        await shelf.load(adapter(base, tmp_path, 1))
-    assert shelf.newest is None
+        await adapters.load(adapter(base, tmp_path, 1))
+    assert adapters.newest is None
     assert client.loaded == set()
     assert list((tmp_path / "adapters").iterdir()) == []
 
 
 async def test_disk_that_is_full_refuses_the_version_and_leaves_nothing(tmp_path: Path, base: PreTrainedModel) -> None:
     client = WrongEngine()
-    shelf = shelf_of(client, base, tmp_path)
+    adapters = adapters_of(client, base, tmp_path)
     (tmp_path / "adapters").write_text("no folder can be made here")
     with pytest.raises(WeightsRefused, match="version 1"):
-        await shelf.load(adapter(base, tmp_path, 1))
-    assert shelf.newest is None
+        await adapters.load(adapter(base, tmp_path, 1))
+    assert adapters.newest is None
