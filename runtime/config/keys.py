@@ -3,12 +3,25 @@
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 ConfigClass: TypeAlias = type[BaseModel]
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class AdvancedKey:
+    """Metadata of a field: `--help` leaves the key out, `--help-all` and docs/configuration.md have it."""
+
+    members: frozenset[str] = frozenset()
+    """Of a table: its dotted keys that are meant. Empty: the key itself and all that it holds."""
+
+
+Advanced = Annotated[ValueT, AdvancedKey()]
+"""`stall_timeout_s: Advanced[float]`: in no shipped config, and nobody looks for it in the first week."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +32,21 @@ class Key:
     field: FieldInfo
     is_table: bool
     """True for a key that only holds other keys."""
+    is_advanced: bool = False
+    """True for a key that `--help` leaves out."""
 
 
-def config_keys(config_class: ConfigClass, prefix: str = "") -> Iterator[Key]:
+def config_keys(config_class: ConfigClass) -> Iterator[Key]:
     """All keys of `config_class` and of the classes it holds, tables before their members."""
     for name, field in config_class.model_fields.items():
-        key = prefix + name
         inner = inner_classes(field.annotation)
-        yield Key(key, field, is_table=bool(inner))
+        marks = [mark.members for mark in field.metadata if isinstance(mark, AdvancedKey)]
+        is_advanced = frozenset() in marks
+        yield Key(name, field, bool(inner), is_advanced)
         separator = "[]." if is_sequence(field.annotation) else "."
-        for inner_class in inner:
-            yield from config_keys(inner_class, key + separator)
+        for member in (member for inner_class in inner for member in config_keys(inner_class)):
+            is_hidden = is_advanced or member.is_advanced or any(member.name in members for members in marks)
+            yield Key(f"{name}{separator}{member.name}", member.field, member.is_table, is_hidden)
 
 
 def inner_classes(annotation: object) -> list[ConfigClass]:
