@@ -134,7 +134,7 @@ def default_text(key: Key) -> str:
     """The default as it would stand in a TOML file; `required` if there is none."""
     if key.field.is_required():
         return "required"
-    value: object = key.field.get_default(call_default_factory=True)
+    value = key.default
     if isinstance(value, BaseModel):
         return ""
     if isinstance(value, bool) or value is None:

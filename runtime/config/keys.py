@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -32,8 +32,10 @@ class Key:
     field: FieldInfo
     is_table: bool
     """True for a key that only holds other keys."""
-    is_advanced: bool = False
+    is_advanced: bool
     """True for a key that `--help` leaves out."""
+    default: object
+    """What it is if nobody sets it; `None` also for one that must be set (`field.is_required()`)."""
 
 
 def config_keys(config_class: ConfigClass) -> Iterator[Key]:
@@ -42,11 +44,25 @@ def config_keys(config_class: ConfigClass) -> Iterator[Key]:
         inner = inner_classes(field.annotation)
         marks = [mark.members for mark in field.metadata if isinstance(mark, AdvancedKey)]
         is_advanced = frozenset() in marks
-        yield Key(name, field, bool(inner), is_advanced)
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        yield Key(name, field, bool(inner), is_advanced, default)
         separator = "[]." if is_sequence(field.annotation) else "."
-        for member in (member for inner_class in inner for member in config_keys(inner_class)):
-            is_hidden = is_advanced or member.is_advanced or any(member.name in members for members in marks)
-            yield Key(f"{name}{separator}{member.name}", member.field, member.is_table, is_hidden)
+        for inner_class in inner:
+            for member in config_keys(inner_class):
+                yield replace(
+                    member,
+                    name=f"{name}{separator}{member.name}",
+                    is_advanced=is_advanced or member.is_advanced or any(member.name in members for members in marks),
+                    default=_default_in(default, member) if isinstance(default, inner_class) else member.default,
+                )
+
+
+def _default_in(table: object, member: Key) -> object:
+    """The default of `member` where its table is `table` by default: `HealthConfig(port=9101)` sets `health.port`."""
+    *path, last = member.name.split(".")
+    for name in path:
+        table = getattr(table, name, None)
+    return getattr(table, last) if isinstance(table, BaseModel) and last in type(table).model_fields else member.default
 
 
 def inner_classes(annotation: object) -> list[ConfigClass]:

@@ -187,3 +187,22 @@ def test_flag_decides_whether_advanced_keys_are_shown(
         parse_config(Deep, flags, prog="deep")
     assert ended.value.code == 0
     assert ("--rare " in capsys.readouterr().out) == is_shown
+
+
+class House(Config):
+    """A table with a default of its own."""
+
+    table: Deep = Deep(usual=7, chosen=Another())
+    """It differs in one key, and in which of two tables it has."""
+    plain: Deep = Deep()
+    """As the class says."""
+    absent: Deep | None = None
+    """Off unless the table is there."""
+
+
+def test_default_of_a_key_is_that_of_its_table() -> None:
+    keys = [(key.name, default_text(key)) for key in config_keys(House)]
+    assert [value for name, value in keys if name.endswith(".usual")] == ["7", "1", "1"]
+    assert ("table.rare", '"a"') in keys
+    assert ("table.rare_table.kind", '"a"') in keys
+    assert ("table.chosen.size", "2") in keys
