@@ -30,6 +30,9 @@ from transport.wire.codec import encode
 from transport.wire.generation import MSGPACK, AppliedWeights
 
 JSON = "application/json"
+REQUEST_TIMEOUT_S = 1800.0
+"""Seconds after which a request is dropped and answered with 504. A backstop against callers that never give up: the
+orchestrator's own limit (`engines.request_timeout_s`) is 120 s by default."""
 
 
 class Log(Protocol):
