@@ -107,9 +107,8 @@ class WeightFetchConfig(Config):
     key_name: Advanced[str] = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
     """This engine's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`."""
     timeout_s: Advanced[float] = Field(600.0, gt=0)
-    """Seconds that a transfer may take (vLLM: that reading files may take, too); the old version stays in service
-    meanwhile, and if it takes longer. The orchestrator gives up after its own `engines.update_timeout_s`, 120 s by
-    default: raise that, too, for models that take longer."""
+    """Seconds that a transfer may take (vLLM: reading files, too). The old version stays in service meanwhile. The
+    orchestrator's `engines.update_timeout_s` is shorter by default: raise both for large models."""
     lost_timeout_s: Advanced[float] = Field(10.0, gt=0)
     """Seconds without an answer of a trainer rank after which a transfer is given up."""
     chunk_bytes: Advanced[int] = Field(8 << 20, ge=1024, le=32 << 20)

@@ -39,9 +39,8 @@ class EnginesConfig(Config):
     """The inference engines, as whoever plays environments asks them."""
 
     backend: Literal["http", "openai", "sglang", "scripted"] = "http"
-    """`http`: servers of ours (`inference`, whichever engine it runs); `sglang`: SGLang servers; `openai`: any
-    OpenAI-compatible server, for `orchestrator eval` only, since it takes no weights; `scripted`: answers made up in
-    this process, for tests and benchmarks."""
+    """`http`: `inference` with any engine. `sglang`: SGLang servers. `openai`: any OpenAI-compatible server, for
+    `orchestrator eval` only. `scripted`: synthetic answers, for tests."""
     scripted: Advanced[ScriptedEngineConfig] = ScriptedEngineConfig()
     """What the engine of `backend = "scripted"` answers, and how fast."""
     openai: Advanced[OpenAIConfig] = OpenAIConfig()
@@ -49,8 +48,8 @@ class EnginesConfig(Config):
     urls: tuple[str, ...] = Field(("http://127.0.0.1:8000",), min_length=1)
     """Base URLs of the engines; requests go to the one with the least in flight."""
     resolve_dns: Advanced[bool] = False
-    """Take every address that a host in `urls` resolves to for an engine of its own; http only. Names are looked up
-    again every 10 s: new addresses join with the current weights first, those that are gone leave."""
+    """Take every address that a host in `urls` resolves to as an engine; http only. Names are looked up every 10 s:
+    new addresses join with the current weights, old ones leave."""
     request_timeout_s: Advanced[float] = Field(120.0, gt=0)
     """Seconds that one generate request may take, retries not included."""
     max_retries: Advanced[int] = Field(3, ge=0)

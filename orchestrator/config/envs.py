@@ -109,10 +109,8 @@ class EnvConfig(PlayedEnvConfig):
     ratio: float = Field(1.0, gt=0)
     """Share of this environment's examples among all, relative to the others."""
     failure_policy: Advanced[Literal["partial", "retry", "drop_group"]] = "partial"
-    """What a failed rollout costs. `partial`: itself, the others of its group are trained; `retry`: it is run again
-    with another seed, at most `max_tries` times in all, then as `partial`; `drop_group`: its whole group, of which
-    what still runs is cancelled at once.
-    A group that is scored jointly is always lost as a whole, and run again as a whole."""
+    """What a failed rollout costs. `partial`: only itself. `retry`: it is run again with another seed, up to
+    `max_tries` times, then as `partial`. `drop_group`: its group; what still runs is cancelled."""
     max_tries: Advanced[int] = Field(3, ge=2)
     """Times that a rollout is run under `failure_policy = "retry"`, the first included."""
     min_group_size: Advanced[int | None] = Field(None, ge=1)

@@ -152,8 +152,8 @@ class OrchestratorConfig(ServiceConfig):
     max_zero_signal_groups: Advanced[int] = Field(500, gt=0)
     """Groups in a row without any advantage after which the run stops with advice."""
     max_error_rate: Advanced[float] = Field(0.9, gt=0, le=1)
-    """Share of failed rollouts among the last 200 of one environment at which the run stops; also the share of groups
-    that failures cost as a whole, among as many of its last groups as have 200 rollouts, at least 40."""
+    """Share of failures at which the run stops: of the last 200 rollouts of one environment, or of its last groups,
+    lost as a whole."""
     admin_token_file: Path | None = None
     """File with the token of the engines' admin routes."""
     save_rollouts: Advanced[bool] = True

@@ -64,7 +64,7 @@ def config_reference(config_class: ConfigClass) -> str:
     """A heading and a table of keys for each config table, in the order of the class."""
     tables = {key.name: key.field.description or "" for key in config_keys(config_class) if key.is_table}
     sections = []
-    for table, entries in entries_by_table(config_class):
+    for table, entries in entries_by_table(config_class, merge_tags=False):
         heading = [f"### `[{table}]`", "", tables.get(table.removesuffix("[]"), ""), ""] if table else []
         sections.append(
             "\n".join(
@@ -74,31 +74,38 @@ def config_reference(config_class: ConfigClass) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def entries_by_table(config_class: ConfigClass) -> Iterator[tuple[str, list[Entry]]]:
-    """`("optimizer", [keys of it])` for each table; the keys of the top level first, under the empty name."""
+def entries_by_table(config_class: ConfigClass, *, merge_tags: bool = True) -> Iterator[tuple[str, list[Entry]]]:
+    """`("optimizer", [keys of it])` for each table; the keys of the top level first, under the empty name.
+
+    The `type` of a table that has several is one entry, or one for each of its values if not `merge_tags`.
+    """
     tables: dict[str, list[Key]] = {"": []}
     for key in _leaves(config_class):
         tables.setdefault(key.name.rpartition(".")[0], []).append(key)
-    return ((table, _entries(keys)) for table, keys in tables.items() if keys)
+    return ((table, _entries(keys, merge_tags)) for table, keys in tables.items() if keys)
 
 
 def _leaves(config_class: ConfigClass) -> Iterator[Key]:
     return (key for key in config_keys(config_class) if not key.is_table)
 
 
-def _entries(keys: Iterable[Key]) -> list[Entry]:
+def _entries(keys: Iterable[Key], merge_tags: bool) -> list[Entry]:
     """One entry for each name: a table with a `type` has the keys of all its types, some of them several times.
 
     Those that have another default in another type keep an entry of their own.
     """
     alike: dict[tuple[str, str], list[Key]] = {}
+    tags: dict[str, str] = {}
     for key in keys:
-        alike.setdefault((key.name, "" if _is_tag(key) else default_text(key)), []).append(key)
+        if _is_tag(key):
+            tags.setdefault(key.name, default_text(key))
+        is_merged = merge_tags and _is_tag(key)
+        alike.setdefault((key.name, "" if is_merged else default_text(key)), []).append(key)
     return [
         Entry(
             name,
             " | ".join(dict.fromkeys(type_name(key.field.annotation) for key in same)),
-            default_text(same[0]),
+            tags.get(name) or default_text(same[0]),
             " ".join(dict.fromkeys(" ".join((key.field.description or "").split()) for key in same)),
             all(key.is_advanced for key in same),
         )
@@ -146,5 +153,5 @@ def default_text(key: Key) -> str:
 
 def _reference_row(entry: Entry) -> str:
     meaning = f"*Advanced.* {entry.meaning}" if entry.is_advanced else entry.meaning
-    cells = [f"`{entry.name}`", entry.type, f"`{entry.default}`", meaning]
+    cells = [f"`{entry.name}`", f"`{entry.type}`", f"`{entry.default}`", meaning]
     return "| " + " | ".join(" ".join(cell.split()).replace(" | ", " \\| ") for cell in cells) + " |"

@@ -21,17 +21,16 @@ class CheckpointConfig(Config):
     keep: int = Field(2, ge=1)
     """Newest checkpoints that stay on disk."""
     background: Advanced[bool] = False
-    """Write checkpoints in a thread while training goes on; needs host memory for a copy of the state. A step is
-    committed when its checkpoint is durable, as ever. The last one of a run is always waited for."""
+    """Write checkpoints in a thread while training continues. Needs host memory for a copy of the state. A step is
+    committed once its checkpoint is durable."""
 
 
 class WeightsConfig(Config):
     """How the weights of every step, a policy version, get to the engines."""
 
     channel: Literal["filesystem", "zmq", "collective"] = "filesystem"
-    """How engines get them. `filesystem`: files in the run directory, which engines must see. `zmq`: every rank serves
-    its part from memory; no shared disk. `collective` (experimental): the same, but the bytes are broadcast in torch
-    process groups (gloo, or NCCL between GPUs), which are neither encrypted nor authenticated."""
+    """How engines get them. `filesystem`: files in the run directory. `zmq`: every rank serves its part from memory.
+    `collective` (experimental): as `zmq`, broadcast by torch process groups, not encrypted."""
     keep: Advanced[int] = Field(3, ge=2)
     """Newest publishes that stay: on disk, or in memory with `zmq` and `collective`."""
     host: str = "127.0.0.1"

@@ -109,10 +109,10 @@ def test_defaults_as_in_toml(key: str, expected: str) -> None:
 
 def test_reference_has_a_row_for_each_key_and_a_heading_for_each_table() -> None:
     text = config_reference(Outer)
-    assert "| `path` | path | `required` | Where. |" in text
+    assert "| `path` | `path` | `required` | Where. |" in text
     assert "### `[inner]`\n\nWhat is inside.\n" in text
     assert "### `[items[]]`\n\nSeveral.\n" in text
-    assert '| `inner.kind` | "a" \\| "b" | `"a"` | Which \\| kind. |' in text
+    assert '| `inner.kind` | `"a" \\| "b"` | `"a"` | Which \\| kind. |' in text
 
 
 def test_reference_of_rl_names_every_key() -> None:
@@ -160,17 +160,18 @@ def test_help_of_a_config_without_advanced_keys_does_not_speak_of_them() -> None
 
 def test_reference_marks_advanced_keys() -> None:
     text = config_reference(Deep)
-    assert '| `rare` | "a" \\| "b" | `"a"` | *Advanced.* Hardly ever set. |' in text
-    assert "| `usual` | int | `1` | Often set. |" in text
+    assert '| `rare` | `"a" \\| "b"` | `"a"` | *Advanced.* Hardly ever set. |' in text
+    assert "| `usual` | `int` | `1` | Often set. |" in text
     assert text.count("*Advanced.*") == len(ADVANCED)
 
 
 def test_keys_of_several_types_are_one_entry_if_they_are_alike() -> None:
     text = config_reference(Deep)
-    assert '| `chosen.type` | "other" \\| "another" | `"other"` | `other`: one. `another`: two. |' in text
+    assert '| `chosen.type` | `"other"` | `"other"` | `other`: one. |' in text
+    assert '| `chosen.type` | `"another"` | `"other"` | `another`: two. |' in text
     assert text.count("`chosen.shared`") == 1
-    assert "| `chosen.size` | int | `1` | Of one. |" in text
-    assert "| `chosen.size` | int | `2` | Of two. |" in text
+    assert "| `chosen.size` | `int` | `1` | Of one. |" in text
+    assert "| `chosen.size` | `int` | `2` | Of two. |" in text
 
 
 def test_advanced_keys_are_set_and_checked_as_others() -> None:
