@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from loguru import logger
 
-from runtime.base.files import atomic_write, sync_directory
+from runtime.base.files import atomic_write
 from runtime.errors import StorageError
 from trainer.checkpoints.manifest import (
     FORMAT,
@@ -38,6 +38,7 @@ from trainer.config.trainer import CheckpointConfig
 from trainer.ranks import BackgroundCall, Ranks
 from trainer.step.report import TrainProgress
 from trainer.weights.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
+from transport.durable import sync_directory
 
 RETRY_PAUSE_S = 1.0
 """Pause before a step is saved again that could not be saved, doubled each time: the run is at its end."""
