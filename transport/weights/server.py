@@ -17,10 +17,9 @@ from functools import partial
 from types import TracebackType
 
 import xxhash
-from loguru import logger
 
 from transport.errors import TransportError, WeightsError
-from transport.security.exposure import check_bind, is_local
+from transport.security.exposure import check_bind, missing_keys_reminder, reminding_of_exposure
 from transport.security.keys import CurveKeys
 from transport.server.answers import Reply, foreign
 from transport.server.router import Incoming, Reason, Router
@@ -92,7 +91,6 @@ class WeightStore:
 
 _START_S = 30.0
 _JOIN_S = 10.0
-_INSECURE_WARNING_S = 60.0
 OpenGroup = Callable[[memoryview], BroadcastGroup]
 """Begin to broadcast these bytes in a group of two, without waiting. Raises `WeightsError` if it cannot."""
 
@@ -170,11 +168,12 @@ class WeightServer:
         assert serving is not None
         self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, serving.cancel)
         self._ready.set()
+        reminder = missing_keys_reminder(self.endpoint, has_keys=self._keys is not None)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                router.start_guards(tasks)
-                tasks.create_task(self._answer_all(router))
-                tasks.create_task(self._warn_of_exposure())
+            with reminding_of_exposure(reminder):
+                async with asyncio.TaskGroup() as tasks:
+                    router.start_guards(tasks)
+                    tasks.create_task(self._answer_all(router))
         finally:
             router.close()
 
@@ -211,11 +210,6 @@ class WeightServer:
         if len(self._engines) > self._limits.max_peers:
             self._engines.popitem(last=False)
         return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION)
-
-    async def _warn_of_exposure(self) -> None:
-        while self._keys is None and not is_local(self.endpoint):
-            logger.warning("{} has no keys and is reachable from other machines (insecure = true)", self.endpoint)
-            await asyncio.sleep(_INSECURE_WARNING_S)
 
 
 def answer_engine(
