@@ -39,7 +39,6 @@ class OptimizerPair(torch.optim.Optimizer):
         self.state.update(second.state)
 
     def step(self) -> None:  # type: ignore[override]
-        """One step of each."""
         for part in self._parts:
             part.step()
 

@@ -191,6 +191,6 @@ class TrainerRank:
             if self._config.max_steps is None or progress.step < self._config.max_steps:
                 raise
             link.close("the run is complete")
-            logger.info(f"step {progress.step} is the last one and durable; nobody waits for it: {error}")
+            logger.info(f"step {progress.step} is the last one and durable; no report is needed: {error}")
             return FinishedRun(), NoReports()
         return link, link

@@ -50,7 +50,7 @@ def read_publish(
         tensors: dict[str, Tensor] = {}
         for shard in manifest.shards:
             if given_up is not None and given_up.is_set():  # else each try that timed out would fill the memory
-                raise WeightsError("nobody waits for it any more")
+                raise WeightsError("it was given up: its caller does not wait any more")
             tensors |= _read_shard(manifest_path.parent, shard)
         _check_tensors(manifest, tensors)
     except (WeightsError, OSError) as error:

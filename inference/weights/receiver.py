@@ -82,7 +82,6 @@ class WeightReceiver:
     run_id: str
     settings: FetchSettings = field(default_factory=FetchSettings)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where the model is."""
 
     def receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
         """All of `version`. Blocks; setting `given_up` ends a transfer soon. Raises `WeightsRefused`."""

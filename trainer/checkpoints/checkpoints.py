@@ -66,9 +66,9 @@ class Origin:
 
 
 class Checkpoints:
-    """Checkpoints of one run below `root`, and the commit of each: whoever `report_commits` names hears of a step as
-    soon as `save`, `saved` or `finish` sees that its checkpoint is durable. All methods but `due` and `report_commits`
-    are collective: every rank calls them."""
+    """Checkpoints of one run below `root`, and the commit of each: the function given to `report_commits` is called
+    with a step as soon as `save`, `saved` or `finish` sees that its checkpoint is durable. All methods but `due` and
+    `report_commits` are collective: every rank calls them."""
 
     def __init__(self, root: Path, origin: Origin, config: CheckpointConfig, ranks: Ranks) -> None:
         self._root = root
@@ -196,7 +196,7 @@ class Checkpoints:
         return b""
 
     def _give_back(self, folder: Path) -> None:
-        """What a failed save has written takes the room that the next one needs."""
+        """Delete what a failed save has written: the next one needs the room."""
         if self._ranks.is_first and folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -243,7 +243,7 @@ def _join(step: int, call: BackgroundCall[None]) -> None:
 
 
 def _outcome(call: BackgroundCall[None]) -> bytes:
-    """`OSError` if the disk refused a save that has ended."""
+    """Raise `OSError` if the disk refused the save, which has ended."""
     try:
         call.result()
     except StorageError as error:

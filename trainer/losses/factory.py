@@ -28,7 +28,6 @@ class CustomLoss:
     kwargs: Mapping[str, JsonValue] = field(default_factory=dict)
 
     def __call__(self, inputs: RlInputs) -> RlOutputs:
-        """Loss of each token."""
         outputs = self.function(inputs, **self.kwargs)
         if not isinstance(outputs, RlOutputs):
             raise LossInvalid(f"{self.name} must return RlOutputs, got {type(outputs).__name__}")

@@ -22,7 +22,7 @@ Received = tuple[ServerMessage, list[memoryview]]
 
 
 class Connection:
-    """Every method raises `LinkDown` once the connection is of no use. Deadlines are in monotonic seconds."""
+    """Every method raises `LinkDown` once the connection has failed. Deadlines are in monotonic seconds."""
 
     def __init__(
         self,

@@ -15,8 +15,6 @@ _MAX_LEFT = 1024
 
 @dataclass(slots=True)
 class Peer:
-    """One connected rank."""
-
     identity: bytes
     rank: int
     world_size: int
@@ -32,7 +30,7 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """How log messages name the peer."""
         return f"trainer rank {self.rank} at {self.address}"
 
 

@@ -131,11 +131,10 @@ class BatchServer:
 
     @property
     def weights(self) -> PublishedWeights | None:
-        """The newest weight announcement."""
         return self.outbox.progress.weights
 
     def peers(self) -> tuple[Peer, ...]:
-        """Connected ranks, in order."""
+        """Connected ranks, in ascending order."""
         return tuple(self._peers)
 
     def rejections(self) -> dict[str, int]:

@@ -4,7 +4,7 @@
         store.put(offer, data)                                          # from now on it can be fetched
         server.check()                                                  # raises if the thread has died
 
-Engines ask, the server answers from memory: it waits for nobody and queues nothing, so a slow, frozen or dead engine
+Engines ask, the server answers from memory: it waits for no engine and queues nothing, so a slow, frozen or dead engine
 costs the trainer nothing. Who may ask is decided as at the batch server: keys and allow-list, or loopback only.
 """
 
@@ -59,7 +59,7 @@ class WeightStore:
     def put(self, offer: WeightOffer, data: Buffer) -> None:
         """Offer a version, in the place of an older publish of it, and forget the oldest beyond `keep`.
 
-        `data` are the ranges of this rank, end to end; nobody may change them any more.
+        `data` are the ranges of this rank, end to end; they must not change any more.
         """
         with self._lock:
             self._versions.pop(offer.manifest.version, None)
@@ -140,14 +140,13 @@ class WeightServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Serve no more."""
         if self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the thread has ended by itself
                 self._stop()
         self._thread.join(_JOIN_S)
 
     def check(self) -> None:
-        """Raise `WeightsError` if nobody answers engines any more."""
+        """Raise `WeightsError` if the thread of the server has died."""
         if self._failure is not None or not self._thread.is_alive():
             raise WeightsError(f"the weight server at {self.endpoint} has died: {self._failure!r}")
 
