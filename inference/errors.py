@@ -66,7 +66,7 @@ class BodyTooLarge(InferenceError):
 
 
 class QueueFull(InferenceError):
-    """The bounded queue is full."""
+    """The queue of waiting requests is full."""
 
     status = 429
     kind = "queue_full"

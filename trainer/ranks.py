@@ -68,12 +68,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all."""
+        """Whether this is rank 0, which speaks for all."""
         return self.rank == 0
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is a process group."""
         return dist.is_initialized()
 
     def mesh(self, num_replicas: int = 1) -> DeviceMesh | None:

@@ -85,7 +85,6 @@ class TrainerRank:
             process.write_config()
 
     def prepare(self, ranks: Ranks) -> tuple[Training, TrainProgress]:
-        """Load the model, resume, and connect."""
         config, shutdown = self._config, self._process.shutdown
         seed_everything(config.seed, config.num_threads)
         with shutdown.loading(self._process.leave):

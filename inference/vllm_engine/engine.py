@@ -66,7 +66,6 @@ class VllmEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be served."""
         return self.failure is None and not self._client.errored
 
     @property

@@ -39,7 +39,7 @@ HEALTH_TIMEOUT_S = 5.0
 
 
 class VllmCondition(StrEnum):
-    """What the server is found to be."""
+    """How the server looks from outside."""
 
     ABSENT = "absent"
     """It does not answer: still loading, or too busy, or hanging."""
@@ -81,7 +81,7 @@ class VllmServer:
         return self._child.exit_code
 
     def last_lines(self) -> list[str]:
-        """The end of its output."""
+        """The last lines of its output."""
         return self._child.last_lines()
 
     def look(self) -> VllmCondition:

@@ -104,7 +104,6 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """Hash of a tensor's raw bytes."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hash_bytes(flat.view(torch.uint8).numpy().data)
 

@@ -102,11 +102,11 @@ class Reporter:
         self._health = health
 
     def published(self, weights: PublishedWeights) -> None:
-        """Engines can load a policy version."""
+        """Report that engines can load a policy version."""
         self._together(lambda: self._reports.published(weights) if self._ranks.is_first else None)
 
     def trained(self, step: int) -> None:
-        """The optimizer has stepped on batch `step`."""
+        """Report that the optimizer has stepped on batch `step`."""
         self._together(lambda: self._reports.trained(step))
 
     def committed(self, step: int) -> None:

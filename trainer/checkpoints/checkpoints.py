@@ -176,7 +176,6 @@ class Checkpoints:
         return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=TrainProgress)
 
     def folder(self, step: int) -> Path:
-        """Where the checkpoint of `step` is."""
         return checkpoint_dir(self._root, step)
 
     def _seal(self, folder: Path, step: int) -> None:

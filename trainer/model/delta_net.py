@@ -14,7 +14,7 @@ from trainer.planning.micro_batch import SegmentInfo
 
 
 class SegmentDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformers does not export its types
-    """The same weights under the same names."""
+    """A gated delta net that runs each sample of a packed row by itself; same weights, same names."""
 
     # Not compiled with its layer: the loop depends on the lengths of the samples, every new row would compile again.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -128,7 +128,6 @@ def load_policy(config: ModelConfig, device: torch.device, context: ContextParal
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:
-    """The type of the forward pass."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 

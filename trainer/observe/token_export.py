@@ -265,7 +265,6 @@ def _complete(folder: Path, names: set[str]) -> None:
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the files of one step are."""
     return folder / f"step-{step:08d}"
 
 

@@ -29,7 +29,7 @@ class SendingGroup(Protocol):
     """What we use of a process group; torch's own types say too little."""
 
     def broadcast(self, tensors: list[torch.Tensor], opts: dist.BroadcastOptions) -> dist.Work:
-        """From the root to all."""
+        """Send from the root to all."""
         ...
 
 

@@ -72,7 +72,7 @@ class FilePublisher:
 
     @property
     def needs_us(self) -> bool:
-        """Engines can load files without this process."""
+        """False: engines load files without this process."""
         return False
 
     def _clear_staging(self) -> None:

@@ -56,7 +56,7 @@ class MemoryPublisher:
 
     @property
     def needs_us(self) -> bool:
-        """The weights are in our memory."""
+        """True: the weights are in the memory of this process."""
         return True
 
     def publish(self, model: nn.Module, version: int) -> PublishedWeights:

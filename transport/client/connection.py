@@ -66,7 +66,7 @@ class Connection:
         return received
 
     def try_receive(self) -> Received | None:
-        """A message that is already here."""
+        """The next message if it has arrived, else `None`."""
         try:
             head, *frames = (frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
         except zmq.Again:

@@ -87,7 +87,6 @@ class Outbox:
             self._files[manifest.step] = BatchFile(path)
 
     def manifest(self, step: int) -> BatchManifest:
-        """Manifest of a stored batch."""
         return self._file(step).manifest
 
     def frames(self, step: int, rows: Sequence[int]) -> list[memoryview]:

@@ -32,11 +32,11 @@ class ReportedProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     weights: PublishedWeights | None = None
 
     def with_trained(self, step: int) -> "ReportedProgress":
-        """The optimizer stepped on batch `step`."""
+        """Progress once the optimizer has stepped on batch `step`."""
         return msgspec.structs.replace(self, last_trained=max(step, self.last_trained))
 
     def with_committed(self, step: int) -> "ReportedProgress":
-        """A durable checkpoint contains batch `step`."""
+        """Progress once a durable checkpoint contains batch `step`."""
         if step <= self.last_committed:
             return self
         trained = self.with_trained(step)

@@ -114,8 +114,6 @@ class _Rules:
 
 
 class _Rank:
-    """The weight server of one rank."""
-
     def __init__(self, endpoint: str, rules: _Rules) -> None:
         self._rules = rules
         self.endpoint = endpoint
@@ -199,7 +197,7 @@ def _fetch_from(rank: _Rank, number: int, offer: WeightOffer, data: dict[str, By
 
 
 def _chunks(rank: _Rank, version: int, num_bytes: int, rules: _Rules) -> Iterator[Bytes]:
-    """What a rank holds, in order."""
+    """The chunks of a rank's ranges, in order."""
     settings = rules.settings
     if num_bytes and settings.join is not None:
         group = rank.broadcast(version)
