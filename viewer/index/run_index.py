@@ -35,7 +35,7 @@ class RunIndex:
         self._connection.row_factory = _as_dict
 
     def refresh(self) -> int:
-        """Take in files that are new or changed; forget those that are gone. Returns how many were read."""
+        """Index files that are new or changed; forget those that are gone. Returns how many were read."""
         with self._lock, self._connection:
             rows = self._connection.execute("SELECT * FROM files").fetchall()
             known = {str(row["path"]): (row["size"], row["mtime_ns"]) for row in rows}
