@@ -3,6 +3,7 @@
 #   make demo      train a tiny model on the CPU, end to end
 #   make test      all tests but the slow ones          make test-all   the slow ones, too
 #   make check     lint, format, types, import contracts
+#   make fast ROOM=trainer/planning   the fast tests of one room
 #   make test-vllm the engine contract and whole runs with real vLLM, in a venv of its own
 #   make test-browser  the page of `rl view` in a real browser: Debian's chromium
 #   make bench     measure                              make faults     200 kills, a million hostile frames
@@ -38,7 +39,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-vllm test-browser check format bench faults clean
+.PHONY: help install demo fast test test-all test-vllm test-browser check format bench faults clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -55,6 +56,10 @@ $(INSTALLED): pyproject.toml examples/pyproject.toml requirements/constraints.tx
 
 demo: $(INSTALLED)
 	$(BIN)/rl @ $(DEMO) --run.name demo-$$(date +%Y%m%d-%H%M%S)
+
+# Tests of one folder or file below tests/ that start no services: under a minute.
+fast: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not slow and not integration and not long" tests/$(ROOM) $(PYTEST_ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)

@@ -40,7 +40,7 @@ ROWS = 8
 REPEATS = 3
 DATA = {
     "equal lengths": FakeDataConfig(batch_size=32, lengths="fixed", mean_tokens=128),
-    "lognormal lengths": FakeDataConfig(batch_size=32, lengths="lognormal", mean_tokens=128, sigma=0.9),
+    "lognormal lengths": FakeDataConfig(batch_size=32, lengths="lognormal", mean_tokens=128),
 }
 MODEL = {
     "hidden_size": 192,

@@ -6,11 +6,12 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from runtime.config.config import Config, HealthConfig, ServiceConfig
+from runtime.config.keys import Advanced
 from transport.security.exposure import check_exposure, is_local, netloc
 
 
 class ServedModelConfig(Config):
-    """The model to serve."""
+    """The model that is served, as version 0, until the trainer has made newer weights."""
 
     path: Path
     """Hugging Face folder with weights, config and tokenizer."""
@@ -21,17 +22,15 @@ class ServedModelConfig(Config):
 
 
 class ServerConfig(Config):
-    """The HTTP server."""
+    """The HTTP server that generates."""
 
     host: str = "127.0.0.1"
     """Address to bind. One that other machines reach needs `admin_token_file`."""
-    insecure: bool = False
+    insecure: Advanced[bool] = False
     """Bind an address that other machines reach without an admin token. Logged every minute."""
     port: int = Field(8000, ge=0, le=65535)
     """TCP port; 0 lets the system choose."""
-    request_timeout_s: float = Field(1800.0, gt=0)
-    """Seconds after which a request is dropped and answered with 504."""
-    grace_s: float = Field(10.0, ge=0)
+    grace_s: Advanced[float] = Field(10.0, ge=0)
     """Seconds that requests in flight get to finish after SIGTERM; the rest is answered with 503."""
 
     @property
@@ -41,15 +40,13 @@ class ServerConfig(Config):
 
 
 class TorchEngineConfig(Config):
-    """The embedded engine."""
+    """The engine of `engine = "torch"`, in this process: exact, and for small models."""
 
     max_batch_size: int = Field(256, gt=0)
     """Sequences that are decoded together; further requests wait."""
     max_model_len: int = Field(1024, gt=1)
     """Prompt plus completion, in tokens; also sizes the KV cache."""
-    max_waiting: int = Field(16384, gt=0)
-    """Requests that may wait for a slot; more are answered with 429."""
-    num_threads: int = Field(1, gt=0)
+    num_threads: Advanced[int] = Field(1, gt=0)
     """Torch threads on a CPU. More than one slows small models down."""
 
 
@@ -75,8 +72,6 @@ class VllmEngineConfig(Config):
     """Sequences that are decoded together (`--max-num-seqs`); further requests wait."""
     max_model_len: int | None = Field(None, gt=1)
     """Prompt plus completion, in tokens; by default what the model's config allows."""
-    max_waiting: int = Field(16384, gt=0)
-    """Requests that may wait; more are answered with 429."""
     tensor_parallel_size: int = Field(1, gt=0)
     """Devices that share each layer."""
     data_parallel_size: int = Field(1, gt=0)
@@ -85,15 +80,13 @@ class VllmEngineConfig(Config):
     """Share of a GPU's memory that vLLM takes. On a CPU the KV cache has `VLLM_CPU_KVCACHE_SPACE` GiB (1 if unset)."""
     enforce_eager: bool = True
     """No compilation: starts at once, and is the faster one for tiny models. Set false on a GPU."""
-    max_lora_rank: int | None = Field(None, gt=0, le=512)
+    max_lora_rank: Advanced[int | None] = Field(None, gt=0, le=512)
     """Serve LoRA adapters of up to this rank, and nothing else; `rl` takes the trainer's `model.lora.rank`."""
-    max_loras: int = Field(4, gt=0)
+    max_loras: Advanced[int] = Field(4, gt=0)
     """Adapters, that is policy versions, that are decoded together: a request ends with the one it began with. Requests
     of further versions wait."""
-    start_timeout_s: float = Field(300.0, gt=0)
+    start_timeout_s: Advanced[float] = Field(300.0, gt=0)
     """Seconds that vLLM may take to load and answer."""
-    max_restarts: int = Field(3, ge=0)
-    """How often a vLLM that died is started again before the service gives up."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's server, as it spells them: `["--kv-cache-dtype", "fp8"]`."""
 
@@ -111,15 +104,15 @@ class WeightFetchConfig(Config):
 
     keys_dir: Path | None = None
     """Folder of CURVE keys: this engine's pair and the trainer's `server.public`. Needed when the trainer has keys."""
-    key_name: str = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
+    key_name: Advanced[str] = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
     """This engine's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`."""
-    timeout_s: float = Field(600.0, gt=0)
+    timeout_s: Advanced[float] = Field(600.0, gt=0)
     """Seconds that a transfer may take (vLLM: that reading files may take, too); the old version stays in service
     meanwhile, and if it takes longer. The orchestrator gives up after its own `engines.update_timeout_s`, 120 s by
     default: raise that, too, for models that take longer."""
-    lost_timeout_s: float = Field(10.0, gt=0)
+    lost_timeout_s: Advanced[float] = Field(10.0, gt=0)
     """Seconds without an answer of a trainer rank after which a transfer is given up."""
-    chunk_bytes: int = Field(8 << 20, ge=1024, le=32 << 20)
+    chunk_bytes: Advanced[int] = Field(8 << 20, ge=1024, le=32 << 20)
     """Bytes that are asked for at once, of each rank."""
 
 
@@ -127,24 +120,24 @@ class InferenceConfig(ServiceConfig):
     """`inference`: serve a policy over HTTP."""
 
     engine: Literal["torch", "vllm"] = "torch"
-    """Which engine runs the model."""
+    """Which engine runs the model: `torch`, embedded and exact, or `vllm`, for GPUs and large models."""
     model: ServedModelConfig
-    """The model to serve."""
+    """The model that is served until the trainer has made newer weights."""
     server: ServerConfig = ServerConfig()
-    """The HTTP server."""
+    """The HTTP server that generates."""
     health: HealthConfig = HealthConfig()
     """A second endpoint with `/health`, `/live`, `/ready` and `/metrics`, and a thread of its own: it answers even when
     the HTTP server, which has `/health`, too, hangs."""
     torch: TorchEngineConfig = TorchEngineConfig()
-    """Settings of the embedded engine."""
+    """Settings of `engine = "torch"`."""
     vllm: VllmEngineConfig = VllmEngineConfig()
-    """Settings of vLLM."""
+    """Settings of `engine = "vllm"`: vLLM's own server as a child process."""
     weights: WeightFetchConfig = WeightFetchConfig()
     """Fetching weights from the trainer over the network."""
     admin_token_file: Path | None = None
     """File with the token for the admin routes (mode 0600); made if it is not there. Without it they answer 403."""
     seed: int = Field(0, ge=0)
-    """Seed of requests that bring none."""
+    """Seed of the sampling of requests that bring none of their own."""
 
     @property
     def is_open_to_others(self) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from loguru import logger
 
+from inference.api.handlers import REQUEST_TIMEOUT_S
 from inference.api.requests import max_body_bytes
 from inference.config import InferenceConfig
 from inference.server.app import make_app
@@ -48,7 +49,7 @@ def serve(config: InferenceConfig) -> None:
         state = ServerState(
             model_names=(config.model.path.resolve().name, str(config.model.path)),
             admin_token=token,
-            request_timeout_s=config.server.request_timeout_s,
+            request_timeout_s=REQUEST_TIMEOUT_S,
             health=process.health,
             metrics=metrics,
             max_body_bytes=max_body_bytes(config.model.path),

@@ -15,7 +15,7 @@
 | policy    | weight announcements   | live version    | every engine in service: seen   | an engine's reply; retries  |
 | pool      | engines that left      | engines back    | health and the right weights    | an engine's reply; retries  |
 | evaluator | versions that are due  | figures         | a due version; its rollouts     | version; `eval.timeout_s`   |
-| adapting  | load of the engines    | slots           | `concurrency_period_s` to pass  | the clock                   |
+| adapting  | load of the engines    | slots           | 2 s to pass (`PERIOD_S`)        | the clock                   |
 | pulse     | what this side awaits  | news for people | half a second to pass           | the clock                   |
 | watch     | health of the engines  | news for people | a second to pass                | the clock                   |
 
@@ -45,7 +45,7 @@ from orchestrator.groups.guards import FailureGuard, SignalGuard
 from orchestrator.groups.scheduler import EnvRunner, Scheduler
 from orchestrator.groups.scoring import group_rules, normalise_batch
 from orchestrator.policy.canary import canary_check
-from orchestrator.policy.concurrency import Bounds, ConcurrencyController
+from orchestrator.policy.concurrency import PERIOD_S, Bounds, ConcurrencyController
 from orchestrator.policy.weight_updates import WeightUpdates
 from orchestrator.records.history import HISTORY_NAME, History
 from orchestrator.records.ledger import LEDGER_NAME, Ledger
@@ -82,12 +82,14 @@ class Orchestrator:
         eval_adapters: Sequence[EnvAdapter] = (),
         teachers: Sequence[AnyTeacher] = (),
         more_facts: Callable[[], Mapping[str, Fact]] = dict,
+        concurrency_period_s: float = PERIOD_S,
     ) -> None:
         self._config = config
         self._engine = engine
         self._adapters = adapters
         self._eval_adapters = eval_adapters
         self._teachers = teachers
+        self._concurrency_period_s = concurrency_period_s
         self._server = server
         self._health = health
         self._metrics = metrics
@@ -150,7 +152,7 @@ class Orchestrator:
             self._assembler,
             self._ledger,
             self._rules,
-            FailureGuard(config.max_error_rate, config.error_window),
+            FailureGuard(config.max_error_rate),
             SignalGuard(config.max_zero_signal_groups),
             on_final=self._wake_batcher,
             observe=self._curricula.saw,
@@ -221,7 +223,7 @@ class Orchestrator:
                 lambda: self._scheduler.in_flight,
                 self._scheduler.set_max_in_flight,
                 Bounds(config.largest_group, config.max_in_flight),
-                period_s=config.concurrency_period_s,
+                period_s=self._concurrency_period_s,
             ).run()
 
     async def _start(self, closing: AsyncExitStack) -> None:

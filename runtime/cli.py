@@ -16,7 +16,7 @@ from runtime.base.files import atomic_write, read_or_make_secret
 from runtime.config.config import parse_config, resolved_json
 from runtime.doctor.view import doctor
 from runtime.errors import UserError
-from runtime.launch.launcher import Deadlines, Launch, Launcher, LaunchOutcome
+from runtime.launch.launcher import END_TIMEOUT_S, Deadlines, Launch, Launcher, LaunchOutcome
 from runtime.launch.progress_view import make_view, summarize
 from runtime.launch.rl_config import RlConfig, ServiceSpec, compose, find_services, free_port
 from runtime.launch.run_monitor import RunMonitor
@@ -30,8 +30,13 @@ def main() -> NoReturn:
     run_main("rl", run)
 
 
-def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> int:
-    """Start, watch and stop the services (`specs`; by default all that are installed); the exit code."""
+def run(
+    argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None, *, end_timeout_s: float = END_TIMEOUT_S
+) -> int:
+    """Start, watch and stop the services (`specs`; by default all that are installed); the exit code.
+
+    Once the first has ended, the others get `end_timeout_s`.
+    """
     if argv[:1] == ["doctor"]:
         return doctor(argv[1:])
     if argv[:1] == ["keys"]:
@@ -44,7 +49,9 @@ def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> in
         if "." not in argv[0] and (near := nearest_command(argv[0])) is not None:  # with a dot it is a file
             raise UserError(f"{argv[0]} is not a command of `rl`; did you mean rl {near}?")
     if not argv:
-        raise UserError("no config given: `rl @ FILE` starts a run (configs/ has examples), `rl --help` has all keys")
+        raise UserError(
+            "no config given: `rl @ FILE` starts a run (configs/ has examples), `rl --help` explains the keys"
+        )
     specs = specs or find_services()
     config = parse_config(compose(specs), argv, prog="rl")
     if config.dry_run:
@@ -56,15 +63,17 @@ def run(argv: Sequence[str], specs: tuple[ServiceSpec, ...] | None = None) -> in
         check_model(config)
         write_configs(config, run_dir)
         ensure_token(config, run_dir)
-        return launch(config, specs, run_dir, shutdown)
+        deadlines = Deadlines(config.start_timeout_s, config.grace_s, end_timeout_s)
+        return launch(config, specs, run_dir, shutdown, deadlines)
 
 
-def launch(config: RlConfig, specs: Sequence[ServiceSpec], run_dir: RunDir, shutdown: Shutdown) -> int:
+def launch(
+    config: RlConfig, specs: Sequence[ServiceSpec], run_dir: RunDir, shutdown: Shutdown, deadlines: Deadlines
+) -> int:
     """Run the prepared run directory to its end, and say where everything is."""
     started = time.monotonic()
     console = Console(highlight=False)
     monitor = RunMonitor(run_dir, [spec.name for spec in specs], max_steps(config))
-    deadlines = Deadlines(config.start_timeout_s, config.grace_s, config.end_timeout_s)
     launches = [plan_launch(spec, run_dir, config.trainer_ranks) for spec in specs]
     with make_view(console) as view:
         launcher = Launcher(launches, deadlines, run_dir=run_dir, monitor=monitor, view=view, shutdown=shutdown)

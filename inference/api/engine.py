@@ -9,6 +9,10 @@ from inference.api.generation import Completion, Job, ScoreJob, Scores
 from inference.api.images import ImageLimits
 from transport.wire.generation import ServedWeights, UpdateTimes
 
+MAX_WAITING = 16384
+"""Requests that may wait for a place, more are answered with 429: some 30 times the rollouts that one orchestrator has
+in flight by default, and with prompts of a few thousand tokens still below a gigabyte of memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -17,7 +21,7 @@ class EngineLimits:
     vocab_size: int
     max_model_len: int
     max_batch_size: int
-    max_waiting: int
+    max_waiting: int = MAX_WAITING
     images: ImageLimits | None = None
     """What images must be; `None` where none is taken."""
 

@@ -31,6 +31,9 @@ from transport.wire.generation import MSGPACK, AppliedWeights
 
 JSON = "application/json"
 T = TypeVar("T")
+REQUEST_TIMEOUT_S = 1800.0
+"""Seconds after which a request is dropped and answered with 504. A backstop against callers that never give up: the
+orchestrator's own limit (`engines.request_timeout_s`) is 120 s by default."""
 
 
 class Log(Protocol):

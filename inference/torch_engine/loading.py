@@ -184,7 +184,6 @@ def load_engine(config: InferenceConfig) -> StartEngine:
         vocab_size=model.hf.get_input_embeddings().num_embeddings,
         max_model_len=config.torch.max_model_len,
         max_batch_size=config.torch.max_batch_size,
-        max_waiting=config.torch.max_waiting,
         images=None if model.vision is None else model.vision.limits,
     )
     decoder = Decoder(model, limits.max_batch_size, limits.max_model_len)

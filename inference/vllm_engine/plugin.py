@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.api.engine import EngineLimits
+from inference.api.handlers import REQUEST_TIMEOUT_S
 from inference.api.images import ImageLimits
 from inference.api.requests import max_body_bytes
 from inference.vision_models import VISION_MODEL_TYPES, image_limits
@@ -45,7 +46,7 @@ class EndpointPlugin:
         self._config = config = config_from_environment()
         token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
         path = config.model.path.resolve()
-        self._routes = Routes(path.name, token, config.server.request_timeout_s, max_body_bytes(path))
+        self._routes = Routes(path.name, token, REQUEST_TIMEOUT_S, max_body_bytes(path))
 
     def attach_router(self, app: "FastAPI") -> None:
         """vLLM's hook: add our routes to its server."""
@@ -71,21 +72,20 @@ class EndpointPlugin:
         start = ServedWeights(version=0, digest=digest)
         self._routes.engine = VllmEngine(
             engine_client,
-            limits_of(engine_client, config.vllm.max_waiting),
+            limits_of(engine_client),
             start=start,
             staging_timeout_s=staging_timeout_s(config),
             adapters=None if config.vllm.max_lora_rank is None else LoadedAdapters(engine_client, start, config),
         )
 
 
-def limits_of(engine_client: "EngineClient", max_waiting: int) -> EngineLimits:
+def limits_of(engine_client: "EngineClient") -> EngineLimits:
     """What vLLM has made of its arguments and the model."""
     config = engine_client.vllm_config
     return EngineLimits(
         vocab_size=config.model_config.get_vocab_size(),
         max_model_len=config.model_config.max_model_len,
         max_batch_size=config.scheduler_config.max_num_seqs,
-        max_waiting=max_waiting,
         images=vllm_image_limits(config.model_config),
     )
 

@@ -3,7 +3,7 @@
 ```
  reserve port → start vLLM → /health is ok → announce → watch ─┬─ SIGTERM: vLLM drains, exit 0
                     ▲                                          └─ it ended, or its engine died ─┐
-                    └───────── at most `vllm.max_restarts` times ◀──────────────────────────────┘
+                    └──────────── at most `MAX_RESTARTS` times ◀───────────────────────────────┘
 ```
 
 A server that was started again serves version 0; the orchestrator gives it the current weights before it sends
@@ -36,6 +36,9 @@ from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from transport.security.exposure import family_of, netloc, reachable
 
 HEALTH_TIMEOUT_S = 5.0
+MAX_RESTARTS = 3
+"""Times that a vLLM which died is started again before the service gives up, over its whole life: loading takes
+minutes, and one that dies more often has a cause that another start does not remove."""
 
 
 class VllmCondition(StrEnum):
@@ -133,8 +136,10 @@ class VllmSupervisor:
         health_url: str,
         *,
         command: MakeCommand = vllm_command,
+        max_restarts: int = MAX_RESTARTS,
     ) -> None:
         self._command = command
+        self._max_restarts = max_restarts
         self._config = config
         self._run_dir = run_dir
         self._health = health
@@ -151,9 +156,9 @@ class VllmSupervisor:
             port = reserved.getsockname()[1]
             while not self._live(port):
                 num_restarts += 1
-                if num_restarts > self._config.vllm.max_restarts:
+                if num_restarts > self._max_restarts:
                     raise ServiceError(f"vLLM died {num_restarts} times; its output is in {self._log}")
-                logger.warning(f"vLLM is started again ({num_restarts} of {self._config.vllm.max_restarts})")
+                logger.warning(f"vLLM is started again ({num_restarts} of {self._max_restarts})")
 
     @property
     def _log(self) -> Path:

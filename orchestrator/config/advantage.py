@@ -5,63 +5,65 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from runtime.config.config import Config
+from runtime.config.keys import Advanced
 
 
 class GrpoAdvantageConfig(Config):
     """`grpo`: reward minus the group's mean."""
 
     type: Literal["grpo"] = "grpo"
-    """Tag."""
+    """`grpo`: reward minus the group's mean, divided by the group's standard deviation."""
     normalize_std: bool = True
-    """Also divide by the group's standard deviation."""
+    """`grpo`: also divide by the group's standard deviation."""
 
 
 class DrGrpoAdvantageConfig(Config):
     """`dr_grpo`: reward minus the group's mean, and nothing else."""
 
     type: Literal["dr_grpo"] = "dr_grpo"
-    """Tag."""
+    """`dr_grpo`: reward minus the group's mean, and nothing else."""
 
 
 class RlooAdvantageConfig(Config):
     """`rloo`: reward minus the mean of the others."""
 
     type: Literal["rloo"] = "rloo"
-    """Tag."""
+    """`rloo`: reward minus the mean of the others."""
 
 
 class MaxRlAdvantageConfig(Config):
     """`maxrl`: reward minus the group's mean, divided by that mean: rare successes count more."""
 
     type: Literal["maxrl"] = "maxrl"
-    """Tag."""
+    """`maxrl`: reward minus the group's mean, divided by that mean."""
 
 
 class ReinforcePpAdvantageConfig(Config):
     """`reinforce_pp`: normalised over the batch instead of the group."""
 
     type: Literal["reinforce_pp"] = "reinforce_pp"
-    """Tag."""
-    group_baseline: bool = True
-    """Subtract the group's mean first; false: only the batch's mean is subtracted, and groups of one are trained."""
+    """`reinforce_pp`: normalised over the batch instead of the group."""
+    group_baseline: Advanced[bool] = True
+    """`reinforce_pp`: subtract the group's mean first; false: only the batch's mean is subtracted, and groups of one
+    are trained."""
 
 
 class PpoAdvantageConfig(Config):
     """`ppo`: the reward as it is; the trainer's critic makes the advantages."""
 
     type: Literal["ppo"] = "ppo"
-    """Tag."""
+    """`ppo`: the reward as it is; the trainer's critic makes the advantages."""
 
 
 class CustomAdvantageConfig(Config):
     """`custom`: a function of your own."""
 
     type: Literal["custom"] = "custom"
-    """Tag."""
-    import_path: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`custom`: a function of your own (`import_path`)."""
+    import_path: Advanced[str] = Field(pattern=r"^[\w.]+:\w+$")
     """`package.module:function`, called once per group as `function(AdvantageInputs(...), **kwargs)`."""
-    kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keyword arguments of the function."""
+    kwargs: Advanced[dict[str, JsonValue]] = Field(default_factory=dict)
+    """Keyword arguments of the function in `import_path`."""
 
 
 AdvantageConfig = Annotated[

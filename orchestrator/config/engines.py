@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from runtime.config.config import Config
+from runtime.config.keys import Advanced
 
 
 class ScriptedEngineConfig(Config):
@@ -30,41 +31,34 @@ class OpenAIConfig(Config):
     """Name of the model in requests; unset: the first that `/v1/models` lists."""
     api_key_var: str | None = None
     """Environment variable that holds the API key; unset: no key is sent."""
-    token_limit_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the server calls the bound on the tokens of an answer."""
+    token_limit_key: Advanced[Literal["max_tokens", "max_completion_tokens"]] = "max_tokens"
+    """What the server calls the bound on the tokens of an answer; OpenAI's newer models refuse `max_tokens`."""
 
 
 class EnginesConfig(Config):
-    """The inference engines."""
+    """The inference engines, as whoever plays environments asks them."""
 
     backend: Literal["http", "openai", "sglang", "scripted"] = "http"
     """`http`: servers of ours (`inference`, whichever engine it runs); `sglang`: SGLang servers; `openai`: any
     OpenAI-compatible server, for `orchestrator eval` only, since it takes no weights; `scripted`: answers made up in
     this process, for tests and benchmarks."""
-    scripted: ScriptedEngineConfig = ScriptedEngineConfig()
-    """What the scripted engine says."""
-    openai: OpenAIConfig = OpenAIConfig()
+    scripted: Advanced[ScriptedEngineConfig] = ScriptedEngineConfig()
+    """What the engine of `backend = "scripted"` answers, and how fast."""
+    openai: Advanced[OpenAIConfig] = OpenAIConfig()
     """How an OpenAI-compatible server is asked."""
     urls: tuple[str, ...] = Field(("http://127.0.0.1:8000",), min_length=1)
     """Base URLs of the engines; requests go to the one with the least in flight."""
-    resolve_dns: bool = False
-    """Take every address that a host in `urls` resolves to for an engine of its own; http only."""
-    dns_interval_s: float = Field(10.0, gt=0)
-    """Seconds between two looks at the names, under `resolve_dns`: new addresses join with the current weights first,
-    those that are gone leave."""
-    request_timeout_s: float = Field(120.0, gt=0)
+    resolve_dns: Advanced[bool] = False
+    """Take every address that a host in `urls` resolves to for an engine of its own; http only. Names are looked up
+    again every 10 s: new addresses join with the current weights first, those that are gone leave."""
+    request_timeout_s: Advanced[float] = Field(120.0, gt=0)
     """Seconds that one generate request may take, retries not included."""
-    max_retries: int = Field(3, ge=0)
+    max_retries: Advanced[int] = Field(3, ge=0)
     """Tries after the first for connection errors, 429 and 5xx, with jittered back-off."""
     start_timeout_s: float = Field(180.0, gt=0)
     """Seconds to wait for every engine to be healthy at start-up; then the run goes on with those that are."""
-    update_timeout_s: float = Field(120.0, gt=0)
+    update_timeout_s: Advanced[float] = Field(120.0, gt=0)
     """Seconds that applying a weight version may take on one engine."""
-
-    canary_interval_steps: int = Field(10, ge=0)
-    """Policy versions between two comparisons of every engine's answers with the trainer's; 0: never."""
-    canary_tolerance: float = Field(0.2, gt=0)
-    """Largest difference of a log probability, in nats, between engine and trainer; a larger one ends the run."""
 
     @model_validator(mode="after")
     def _check_urls(self) -> "EnginesConfig":
@@ -76,3 +70,12 @@ class EnginesConfig(Config):
         if self.resolve_dns and self.backend not in ("http", "sglang"):
             raise ValueError(f"resolve_dns does not go with backend = {self.backend!r}: use 'http' or 'sglang'")
         return self
+
+
+class PolicyEnginesConfig(EnginesConfig):
+    """The inference engines that serve the policy in training."""
+
+    canary_interval_steps: Advanced[int] = Field(10, ge=0)
+    """Policy versions between two comparisons of every engine's answers with the trainer's; 0: never."""
+    canary_tolerance: Advanced[float] = Field(0.2, gt=0)
+    """Largest difference of a log probability, in nats, between engine and trainer; a larger one ends the run."""

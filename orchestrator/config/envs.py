@@ -7,21 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from orchestrator.config.advantage import AdvantageConfig
-from orchestrator.config.algorithm import (
-    AlgorithmConfig,
-)
+from orchestrator.config.algorithm import AlgorithmConfig
 from runtime.config.config import Config
+from runtime.config.keys import Advanced
 
 
 class NoCurriculumConfig(Config):
     """`none`: every example once per epoch, in an order drawn anew for every epoch."""
 
     type: Literal["none"] = "none"
-    """Tag."""
+    """`none`: every example once per epoch, in an order drawn anew for every epoch."""
 
 
 class ActiveCurriculumConfig(Config):
-    """What all curricula have."""
+    """Keys of every curriculum that weighs examples by what was seen of them."""
 
     refresh_groups: int = Field(128, gt=0)
     """Groups of the environment in one round: examples are drawn for a whole round, from what was seen up to the end of
@@ -34,7 +33,7 @@ class DifficultyCurriculumConfig(ActiveCurriculumConfig):
     """`difficulty`: prefer examples whose mean reward is near `target`."""
 
     type: Literal["difficulty"] = "difficulty"
-    """Tag."""
+    """`difficulty`: prefer examples whose mean reward is near `target`."""
     target: float = 0.5
     """Mean reward that is drawn most often."""
     spread: float = Field(0.5, gt=0)
@@ -47,12 +46,12 @@ class CustomCurriculumConfig(ActiveCurriculumConfig):
     """`custom`: weights by a function of your own."""
 
     type: Literal["custom"] = "custom"
-    """Tag."""
+    """`custom`: weights by a function of your own (`import_path`)."""
     import_path: str = Field(pattern=r"^[\w.]+:\w+$")
     """`package.module:function`, called once per round as `function(ExampleStats(...), **kwargs)`; it returns one
     weight >= 0 per example."""
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """Keyword arguments of the function in `import_path`."""
 
 
 CurriculumConfig = Annotated[
@@ -73,7 +72,7 @@ class SamplingConfig(Config):
     temperature: float = Field(1.0, ge=0.01)
     """Softmax temperature. vLLM knows none below 0.01."""
     max_tokens: int = Field(256, gt=0)
-    """Completion tokens of one turn."""
+    """Most tokens that the policy may write in one turn."""
 
 
 class PlayedEnvConfig(Config):
@@ -84,9 +83,9 @@ class PlayedEnvConfig(Config):
     name: str | None = None
     """Name in metrics and group ids, without a slash; the id without its owner by default. `all` is reserved."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the environment's taskset."""
+    """Settings of the environment's taskset, as the environment documents them."""
     sampling: SamplingConfig = SamplingConfig()
-    """Sampling of this environment's rollouts."""
+    """How the completions of this environment's rollouts are sampled."""
     driver: Literal["auto", "direct", "gateway"] = "auto"
     """`direct` runs single-turn tasks in this process; `gateway` runs the environment's own agents against our token
     gateway; `auto` takes `direct` when the environment allows it."""
@@ -98,39 +97,35 @@ class PlayedEnvConfig(Config):
 
     @property
     def label(self) -> str:
-        """The name used everywhere."""
+        """The name in metrics, group ids and saved rollouts."""
         return self.name or self.id.rsplit("/", 1)[-1]
 
 
 class EnvConfig(PlayedEnvConfig):
-    """One environment to train on."""
+    """One environment that the policy is trained on."""
 
     group_size: int = Field(8, ge=1)
-    """Rollouts per example."""
+    """Rollouts that are made of each example, and compared with each other."""
     ratio: float = Field(1.0, gt=0)
     """Share of this environment's examples among all, relative to the others."""
-    failure_policy: Literal["partial", "retry", "drop_group"] = "partial"
+    failure_policy: Advanced[Literal["partial", "retry", "drop_group"]] = "partial"
     """What a failed rollout costs. `partial`: itself, the others of its group are trained; `retry`: it is run again
     with another seed, at most `max_tries` times in all, then as `partial`; `drop_group`: its whole group, of which
     what still runs is cancelled at once.
     A group that is scored jointly is always lost as a whole, and run again as a whole."""
-    max_tries: int = Field(3, ge=2)
+    max_tries: Advanced[int] = Field(3, ge=2)
     """Times that a rollout is run under `failure_policy = "retry"`, the first included."""
-    min_group_size: int | None = Field(None, ge=1)
+    min_group_size: Advanced[int | None] = Field(None, ge=1)
     """Fewest survivors that are trained; a smaller rest of a group is dropped. Unset: 2 where the advantage function
     compares rollouts with each other, else 1."""
-    advantage: AdvantageConfig | None = None
+    advantage: Advanced[AdvantageConfig | None] = None
     """Advantage function of this environment; unset: the run's."""
-    algorithm: AlgorithmConfig | None = None
+    algorithm: Advanced[AlgorithmConfig | None] = None
     """Algorithm of this environment; unset: the run's."""
-    curriculum: CurriculumConfig = NoCurriculumConfig()
+    curriculum: Advanced[CurriculumConfig] = NoCurriculumConfig()
     """Which examples are visited; by default every one once per epoch."""
-    state_columns: tuple[str, ...] = ()
+    state_columns: Advanced[tuple[str, ...]] = ()
     """Fields of the environment's `State` that are saved with every rollout, after `trajectory` and `sampling_args`."""
-    worker_start_timeout_s: float = Field(180.0, gt=0)
-    """Seconds that a worker may take to load the environment."""
-    max_worker_restarts: int = Field(5, ge=0)
-    """Times in a row that a worker which died is started again without having finished a rollout; then the run ends."""
 
     @property
     def refresh_groups(self) -> int:

@@ -15,10 +15,11 @@ from orchestrator.config.algorithm import (
     teacher_name,
     uses_advantages,
 )
-from orchestrator.config.engines import EnginesConfig
+from orchestrator.config.engines import EnginesConfig, PolicyEnginesConfig
 from orchestrator.config.envs import EnvConfig, PolicyModelConfig, check_labels
 from orchestrator.config.eval import EvalConfig
 from runtime.config.config import Config, HealthConfig, ServiceConfig
+from runtime.config.keys import Advanced
 from transport.security.exposure import check_bind
 
 
@@ -93,14 +94,14 @@ class BatchServerConfig(Config):
     keys_dir: Path | None = None
     """Folder of CURVE keys (`rl keys DIR` makes one): `server.secret`, `server.public`, and a `client*.public` for each
     trainer that may connect. With it the link is encrypted and nobody else is served."""
-    insecure: bool = False
+    insecure: Advanced[bool] = False
     """Bind an address that other machines reach without keys: anyone there can read and steer the run. Logged every
     minute."""
-    peer_timeout_s: float = Field(3.0, gt=0)
+    peer_timeout_s: Advanced[float] = Field(3.0, gt=0)
     """Seconds of silence (heartbeats come every second) after which a trainer rank counts as dead."""
-    max_ahead: int = Field(2, ge=1)
-    """Batches that may lie untrained in the outbox."""
-    record_batches: bool = False
+    max_ahead: Advanced[int] = Field(2, ge=1)
+    """Batches that may lie untrained in the outbox; then the orchestrator waits for the trainer."""
+    record_batches: Advanced[bool] = False
     """Keep batches that were committed in `outbox/retired/`, so that `trainer --replay runs/NAME/outbox` finds all."""
 
     @model_validator(mode="after")
@@ -117,19 +118,19 @@ class OrchestratorConfig(ServiceConfig):
     Other commands: `orchestrator eval @ FILE`, `orchestrator ledger RUN`, `orchestrator check-advantage PATH`."""
 
     model: PolicyModelConfig
-    """Tokenizer of the policy."""
-    engines: EnginesConfig = EnginesConfig()
-    """Inference engines."""
+    """The policy, as far as the orchestrator needs it: its tokenizer and chat template."""
+    engines: PolicyEnginesConfig = PolicyEnginesConfig()
+    """The inference engines that serve the policy."""
     envs: tuple[EnvConfig, ...] = Field(min_length=1)
-    """Environments to train on."""
+    """Environments that the policy is trained on, at least one."""
     server: BatchServerConfig = BatchServerConfig()
-    """Batch server."""
+    """The server that trainer ranks pull batches from."""
     eval: EvalConfig = EvalConfig()
-    """Evaluation beside training."""
+    """Evaluation of the policy while it is trained; none without `eval.envs`."""
     health: HealthConfig = HealthConfig(port=9101)
-    """Health endpoint."""
+    """Endpoint with `/health`, `/live`, `/ready` and, for Prometheus, `/metrics`."""
     max_steps: int = Field(100, gt=0)
-    """Batches to ship."""
+    """Batches that the trainer gets, one per step; then the run ends."""
     batch_size: int = Field(128, gt=0)
     """Rollouts in one batch. Batches hold whole groups: one may be larger by less than a group."""
     max_staleness: int = Field(2, ge=0)
@@ -139,27 +140,23 @@ class OrchestratorConfig(ServiceConfig):
     the order groups finish, and what comes too late is thrown away, which punishes long rollouts."""
     max_in_flight: int = Field(512, gt=0)
     """Rollouts that run at the same time, at most."""
-    concurrency: Literal["fixed", "adaptive"] = "fixed"
+    concurrency: Advanced[Literal["fixed", "adaptive"]] = "fixed"
     """`fixed`: always `max_in_flight` rollouts; `adaptive`: up to as many, but hardly more than the engines have places
-    for, by what their health endpoints say."""
-    concurrency_period_s: float = Field(2.0, gt=0)
-    """Seconds between two looks at the engines under `concurrency = "adaptive"`."""
+    for, by what their health endpoints say every 2 s."""
     advantage: AdvantageConfig = GrpoAdvantageConfig()
-    """Advantage function, called once per group."""
+    """Advantage function, called once per group of rollouts of one example."""
     algorithm: AlgorithmConfig = RlAlgorithmConfig()
-    """What rollouts are trained for."""
+    """Who makes the rollouts, and what the policy learns of them."""
     teachers: dict[str, TeacherConfig] = Field(default_factory=dict)
     """Frozen models by name, for the algorithms `sft` and `opd`."""
-    max_zero_signal_groups: int = Field(500, gt=0)
+    max_zero_signal_groups: Advanced[int] = Field(500, gt=0)
     """Groups in a row without any advantage after which the run stops with advice."""
-    max_error_rate: float = Field(0.9, gt=0, le=1)
-    """Share of failed rollouts among the last `error_window` of one environment at which the run stops; also the share
-    of groups that failures cost as a whole, among its last groups."""
-    error_window: int = Field(200, gt=0)
-    """Rollouts of one environment that `max_error_rate` looks at, and as many groups as have so many, at least 40."""
+    max_error_rate: Advanced[float] = Field(0.9, gt=0, le=1)
+    """Share of failed rollouts among the last 200 of one environment at which the run stops; also the share of groups
+    that failures cost as a whole, among as many of its last groups as have 200 rollouts, at least 40."""
     admin_token_file: Path | None = None
     """File with the token of the engines' admin routes."""
-    save_rollouts: bool = True
+    save_rollouts: Advanced[bool] = True
     """Write every finished group to `rollouts/step-*.jsonl`."""
     seed: int = Field(0, ge=0)
     """Seed of the example order and of every rollout."""
@@ -179,7 +176,7 @@ class OrchestratorConfig(ServiceConfig):
 
     @property
     def largest_group(self) -> int:
-        """The largest `envs[].group_size`."""
+        """The largest `envs[].group_size`: the fewest places that `max_in_flight` must have."""
         return max(env.group_size for env in self.envs)
 
     def advantage_of(self, env: EnvConfig) -> AdvantageConfig:

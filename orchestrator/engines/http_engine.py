@@ -20,6 +20,9 @@ from transport.wire.generation import GenerateReply, GenerateRequest, ServedWeig
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port to IP addresses. Raises `OSError` if the name cannot be resolved."""
 RESOLVE_TIMEOUT_S = 10.0
+DNS_INTERVAL_S = 10.0
+"""Seconds between two looks at the names: a new engine takes longer to load its model, and one that is gone is noticed
+by its requests at once."""
 
 
 async def resolve_by_dns(host: str, port: int) -> list[str]:
@@ -62,13 +65,15 @@ class HttpEngine:
         *,
         connect: Connect | None = None,
         resolve: Resolve = resolve_by_dns,
+        dns_interval_s: float = DNS_INTERVAL_S,
     ) -> None:
         """`connect` makes the client of one engine; by default one of ours, which `admin_token` opens. `resolve` looks
-        names up."""
+        names up, under `resolve_dns` every `dns_interval_s`."""
         self.availability = Availability(config.urls)
         self._config = config
         self._connect: Connect = connect or (lambda session, url: EngineClient(session, url, admin_token))
         self._resolve = resolve
+        self._dns_interval_s = dns_interval_s
         self._session: aiohttp.ClientSession | None = None
         self._pool = EnginePool((), self.availability)
         self._vocab_size = 0
@@ -171,7 +176,7 @@ class HttpEngine:
     async def _follow_names(self) -> None:
         """Let the pool follow the names, until cancelled. A resolver that fails changes nothing."""
         while True:
-            await asyncio.sleep(self._config.dns_interval_s)
+            await asyncio.sleep(self._dns_interval_s)
             try:
                 urls = await expand(self._config.urls, self._resolve)
             except EngineError as error:

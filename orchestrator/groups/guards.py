@@ -8,6 +8,9 @@ from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalErro
 from orchestrator.values.group import STALE, ZERO_SIGNAL, ScoredGroup
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure, commonest_failure
 
+ERROR_WINDOW = 200
+"""Rollouts of one environment that are looked at: enough that a share of 0.9 is no accident, few enough that a run
+which cannot work stops within minutes."""
 MIN_GROUPS = 40
 """At `max_error_rate` 0.9, an environment that loses half its groups by bad luck is stopped once in 10^7 windows."""
 
@@ -22,7 +25,7 @@ class FailureGuard:
     Both methods raise `FailureRateError`, or `EnginesLostError` if it is an engine's or a teacher's fault.
     """
 
-    def __init__(self, max_error_rate: float, window: int) -> None:
+    def __init__(self, max_error_rate: float, window: int = ERROR_WINDOW) -> None:
         self._max_error_rate = max_error_rate
         self._window = window
         self._rollouts: dict[str, deque[RolloutFailure | None]] = {}

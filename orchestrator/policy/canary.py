@@ -11,7 +11,7 @@ import numpy as np
 from loguru import logger
 
 from chat.branch import Floats
-from orchestrator.config.engines import EnginesConfig
+from orchestrator.config.engines import PolicyEnginesConfig
 from orchestrator.engines.protocol import Engine
 from orchestrator.errors import CanaryError
 from transport.outbox.progress import PublishedWeights
@@ -72,7 +72,7 @@ class CanaryCheck:
         )
 
 
-def canary_check(engine: Engine, config: EnginesConfig) -> CanaryCheck:
+def canary_check(engine: Engine, config: PolicyEnginesConfig) -> CanaryCheck:
     """As `engines.canary_*` say."""
     return CanaryCheck(engine, interval_steps=config.canary_interval_steps, tolerance=config.canary_tolerance)
 

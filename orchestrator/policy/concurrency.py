@@ -13,6 +13,8 @@ from loguru import logger
 
 from orchestrator.engines.protocol import EngineError, EngineLoad
 
+PERIOD_S = 2.0
+"""Seconds between two looks at the engines: one small request to each, and several looks in the time of a batch."""
 RESERVE = 0.1
 """Share of the capacity that may wait."""
 GROWTH = 0.1

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_config import BaseConfig, ConfigFileError, cli
 
 from runtime.config.help import config_help
-from runtime.config.keys import is_sequence
+from runtime.config.keys import Advanced, is_sequence
 from runtime.config.validation_errors import describe_config_error
 from runtime.errors import UserError
 
@@ -76,16 +76,16 @@ class RunConfig(Config):
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """The run directory, `dir/name`."""
         return self.dir / self.name
 
 
 class LogConfig(Config):
-    """How a service logs."""
+    """What a service logs, and in which form."""
 
     level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level that is printed."""
-    json_lines: bool = False
+    json_lines: Advanced[bool] = False
     """Print one JSON object per line instead of text."""
 
 
@@ -99,24 +99,22 @@ class HealthConfig(Config):
 
 
 class WandbConfig(Config):
-    """Weights & Biases (extra `wandb`)."""
+    """Where and how metrics go to Weights & Biases (extra `wandb`)."""
 
     project: str = Field(min_length=1)
     """Project; the run's name is the group in it, and every service a run."""
     entity: str | None = None
     """Team or user; unset: the account's default."""
-    mode: Literal["online", "offline"] = "online"
+    mode: Advanced[Literal["online", "offline"]] = "online"
     """`offline` writes below `metrics/wandb`, for `wandb sync` later."""
-    init_timeout_s: float = Field(60.0, gt=0)
-    """Seconds that the server may take to answer at start-up; then the run goes on without this sink."""
 
 
 class TrackioConfig(Config):
-    """trackio (extra `trackio`)."""
+    """Where and how metrics go to trackio (extra `trackio`)."""
 
     project: str = Field(min_length=1)
     """Project; the run's name is the group in it, and every service a run."""
-    space_id: str | None = None
+    space_id: Advanced[str | None] = None
     """Hugging Face Space to log to; unset: `metrics/trackio` of the run directory."""
 
 
@@ -135,17 +133,17 @@ class ServiceConfig(Config):
     """Keys that every service has."""
 
     run: RunConfig = RunConfig()
-    """Name and place of the run."""
+    """Which run this is: its name, and the folder that holds all runs."""
     log: LogConfig = LogConfig()
-    """Logging."""
+    """What is printed, and written to `logs/<service>.log` of the run directory."""
     health: HealthConfig = HealthConfig()
-    """Health and Prometheus endpoint."""
+    """Endpoint with `/health`, `/live`, `/ready` and, for Prometheus, `/metrics`."""
     metrics: MetricsConfig = MetricsConfig()
-    """Metric sinks."""
-    stall_timeout_s: float = Field(900.0, gt=0)
+    """Where metrics go besides `metrics/<service>.jsonl` of the run directory."""
+    stall_timeout_s: Advanced[float] = Field(900.0, gt=0)
     """Seconds without progress after which the service dumps its stacks and exits with code 75."""
     dry_run: bool = False
-    """Print the resolved config and exit."""
+    """Print the resolved config as JSON and exit."""
 
     @model_validator(mode="before")
     @classmethod
@@ -171,10 +169,10 @@ def load_config(config_class: type[ConfigT], argv: Sequence[str], *, prog: str) 
 def parse_config(config_class: type[ParsedT], argv: Sequence[str], *, prog: str) -> ParsedT:
     """`argv` (`@ file.toml --key value ...`, later ones win) as a config. Raises `UserError` with one line.
 
-    On `--help` prints all keys and exits 0.
+    On `--help` prints the keys that are not advanced, on `--help-all` all, and exits 0.
     """
-    if "--help" in argv or "-h" in argv:
-        sys.stdout.write(config_help(config_class, prog))
+    if not {"--help", "-h", "--help-all"}.isdisjoint(argv):
+        sys.stdout.write(config_help(config_class, prog, with_advanced="--help-all" in argv))
         raise SystemExit(0)
     if argv and not argv[0].startswith(("-", "@")):
         raise UserError(f"{argv[0]} is not a command of `{prog}`; a config file is given as `{prog} @ FILE`")

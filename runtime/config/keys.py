@@ -2,13 +2,26 @@
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, TypeAlias, Union, get_args, get_origin
+from dataclasses import dataclass, replace
+from typing import Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 ConfigClass: TypeAlias = type[BaseModel]
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class AdvancedKey:
+    """Metadata of a field: `--help` leaves the key out, `--help-all` and docs/configuration.md have it."""
+
+    members: frozenset[str] = frozenset()
+    """Of a table: its dotted keys that are meant. Empty: the key itself and all that it holds."""
+
+
+Advanced = Annotated[ValueT, AdvancedKey()]
+"""`stall_timeout_s: Advanced[float]`: in no shipped config, and nobody looks for it in the first week."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +32,37 @@ class Key:
     field: FieldInfo
     is_table: bool
     """True for a key that only holds other keys."""
+    is_advanced: bool
+    """True for a key that `--help` leaves out."""
+    default: object
+    """What it is if nobody sets it; `None` also for one that must be set (`field.is_required()`)."""
 
 
-def config_keys(config_class: ConfigClass, prefix: str = "") -> Iterator[Key]:
+def config_keys(config_class: ConfigClass) -> Iterator[Key]:
     """All keys of `config_class` and of the classes it holds, tables before their members."""
     for name, field in config_class.model_fields.items():
-        key = prefix + name
         inner = inner_classes(field.annotation)
-        yield Key(key, field, is_table=bool(inner))
+        marks = [mark.members for mark in field.metadata if isinstance(mark, AdvancedKey)]
+        is_advanced = frozenset() in marks
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        yield Key(name, field, bool(inner), is_advanced, default)
         separator = "[]." if is_sequence(field.annotation) else "."
         for inner_class in inner:
-            yield from config_keys(inner_class, key + separator)
+            for member in config_keys(inner_class):
+                yield replace(
+                    member,
+                    name=f"{name}{separator}{member.name}",
+                    is_advanced=is_advanced or member.is_advanced or any(member.name in members for members in marks),
+                    default=_default_in(default, member) if isinstance(default, inner_class) else member.default,
+                )
+
+
+def _default_in(table: object, member: Key) -> object:
+    """The default of `member` where its table is `table` by default: `HealthConfig(port=9101)` sets `health.port`."""
+    *path, last = member.name.split(".")
+    for name in path:
+        table = getattr(table, name, None)
+    return getattr(table, last) if isinstance(table, BaseModel) and last in type(table).model_fields else member.default
 
 
 def inner_classes(annotation: object) -> list[ConfigClass]:

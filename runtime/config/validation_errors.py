@@ -12,6 +12,22 @@ from runtime.config.keys import ConfigClass, config_keys, key_of
 
 MAX_VALUE_CHARS = 80
 """Longer values are cut in messages."""
+REMOVED_KEYS = {
+    "metrics.wandb.init_timeout_s": "WANDB_INIT_TIMEOUT_S in runtime/metrics/sinks.py",
+    "end_timeout_s": "END_TIMEOUT_S in runtime/launch/launcher.py",
+    "concurrency_period_s": "PERIOD_S in orchestrator/policy/concurrency.py",
+    "error_window": "ERROR_WINDOW in orchestrator/groups/guards.py",
+    "engines.dns_interval_s": "DNS_INTERVAL_S in orchestrator/engines/http_engine.py",
+    "envs[].worker_start_timeout_s": "START_TIMEOUT_S in orchestrator/envs/workers/env.py",
+    "envs[].max_worker_restarts": "MAX_RESTARTS in orchestrator/envs/workers/env.py",
+    "torch.max_waiting": "MAX_WAITING in inference/api/engine.py",
+    "vllm.max_waiting": "MAX_WAITING in inference/api/engine.py",
+    "vllm.max_restarts": "MAX_RESTARTS in inference/vllm_engine/supervisor.py",
+    "server.request_timeout_s": "REQUEST_TIMEOUT_S in inference/api/handlers.py",
+    "data.fake.sigma": "SIGMA in trainer/batches/fake.py",
+    "data.fake.group_size": "GROUP_SIZE in trainer/batches/fake.py",
+}
+"""Keys that are constants now, by their names in the config of a service: where each of them lies."""
 
 
 def describe_config_error(error: ConfigFileError, config_class: ConfigClass) -> str:
@@ -37,6 +53,12 @@ def describe_validation_error(error: ValidationError, config_class: ConfigClass)
 
 def _is_stray(message: str) -> bool:
     return message.startswith("Unrecognized arguments")
+
+
+def removed_key(unknown: str) -> str | None:
+    """The constant that took the place of a key, which `rl` has below the name of a service."""
+    name = f".{_without_index(unknown)}"
+    return next((constant for removed, constant in REMOVED_KEYS.items() if name.endswith(f".{removed}")), None)
 
 
 def nearest_key(unknown: str, known: Iterable[str]) -> str:
@@ -67,6 +89,8 @@ def _describe(details: ErrorDetails, config_class: ConfigClass) -> str:
         known = {known_key.name for known_key in config_keys(config_class)}
         if _without_index(key) in known:  # a table with a `type`: the key belongs to another one
             return f"{key} does not go with {key.rpartition('.')[0]}.type = {str(details['loc'][-2])!r}"
+        if constant := removed_key(key):
+            return f"unknown key {key}; it is a constant now ({constant}): remove it"
         return f"unknown key {key}; did you mean {nearest_key(key, known)}?"
     if kind == "missing":
         return f"{_first_required(key, config_class)} is required"

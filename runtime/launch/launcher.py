@@ -23,6 +23,9 @@ from runtime.process.guardian import COOKIE_VARIABLE, Guardian
 from runtime.process.shutdown import Shutdown
 from runtime.run_dir.run_dir import RunDir
 
+END_TIMEOUT_S = 300.0
+"""Seconds in which all services that end by themselves must end once the first has: the orchestrator waits for the last
+commit, and the trainer writes its last checkpoint."""
 TICK_S = 0.2
 SETTLE_S = 1.0
 """Seconds to wait after a death for others that follow: the first to be noticed need not be the culprit."""
@@ -47,11 +50,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a launch waits for what, in seconds (`RlConfig` explains them)."""
+    """How long a launch waits for what, in seconds (`RlConfig` explains the first two)."""
 
     start_timeout_s: float
     grace_s: float
-    end_timeout_s: float
+    end_timeout_s: float = END_TIMEOUT_S
+    """Between the end of the first service and that of the last one that ends by itself."""
 
 
 class _StopRequestedError(Exception):

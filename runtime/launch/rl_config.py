@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, create_model, model_validator
 
 from runtime.config.config import Config, LogConfig, MetricsConfig, RunConfig, ServiceConfig
 from runtime.config.help import config_reference
-from runtime.config.keys import Tree, config_keys, get_value, merge, set_value
+from runtime.config.keys import Advanced, AdvancedKey, Tree, config_keys, get_value, merge, set_value
 from runtime.errors import UserError
 from runtime.run_dir.run_dir import RunDir
 from transport.security.exposure import netloc, reachable
@@ -102,18 +102,18 @@ class RlConfig(Config):
     Other commands: `rl view RUN` (look inside), `rl report RUN` (as a file), `rl doctor RUN`, `rl keys DIR`."""
 
     run: RunConfig = RunConfig()
-    """Name and place of the run."""
+    """Which run this is: its name, and the folder that holds all runs."""
     log: LogConfig = LogConfig()
-    """Logging of all services."""
+    """What all services print, and write to `logs/<service>.log` of the run directory."""
     metrics: MetricsConfig = MetricsConfig()
-    """Metric sinks of all services."""
+    """Where the metrics of all services go besides `metrics/<service>.jsonl`."""
     model: PolicyConfig
-    """The policy."""
+    """The model that the run trains, serves and plays with."""
     max_steps: int | None = Field(None, gt=0)
     """Steps of the run; by default what the services say."""
     seed: int | None = Field(None, ge=0)
     """Seed of all services; by default what the services say."""
-    stall_timeout_s: float = Field(900.0, gt=0)
+    stall_timeout_s: Advanced[float] = Field(900.0, gt=0)
     """Seconds without progress after which a service dumps its stacks and exits with code 75."""
     admin_token_file: Path | None = None
     """Token for the engines' admin routes; by default made in the run directory."""
@@ -123,10 +123,8 @@ class RlConfig(Config):
     """Command that makes `model.path`; run first if that folder does not exist. `python` is this interpreter."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds that the services may take to become healthy."""
-    grace_s: float = Field(30.0, gt=0)
+    grace_s: Advanced[float] = Field(30.0, gt=0)
     """Seconds that each service gets to end after SIGTERM, before SIGKILL."""
-    end_timeout_s: float = Field(300.0, gt=0)
-    """Seconds between the end of the first service and that of the last one that ends by itself."""
     dry_run: bool = False
     """Print the resolved config of all services and exit."""
 
@@ -148,11 +146,20 @@ class RlConfig(Config):
 
 def compose(specs: tuple[ServiceSpec, ...]) -> type[RlConfig]:
     """`RlConfig` with a table per service."""
-    tables: dict[str, Any] = {
-        spec.name: (spec.config_class, Field(description=f"Settings of `{spec.name}`.")) for spec in specs
-    }
+    tables: dict[str, Any] = {spec.name: (_table_of(spec), Field(description=_about(spec))) for spec in specs}
     composed: type[RlConfig] = create_model("RlConfig", __base__=RlConfig, __doc__=RlConfig.__doc__, **tables)
     return composed
+
+
+def _table_of(spec: ServiceSpec) -> object:
+    """The config class; what flows into it from elsewhere is advanced in the help of `rl`."""
+    targets = {link.target.removeprefix(f"{spec.name}.") for link in LINKS if link.target.startswith(f"{spec.name}.")}
+    shared = {key.name for key in config_keys(RlConfig) if key.name.split(".")[0] in (*SHARED_KEYS, "dry_run")}
+    return Annotated[spec.config_class, AdvancedKey(frozenset(targets | shared))]
+
+
+def _about(spec: ServiceSpec) -> str:
+    return f"Settings of `{spec.name}`, as in a file of its own; what stands at the top level flows in."
 
 
 def fill_services(
@@ -214,7 +221,8 @@ REFERENCE_HEAD = """# Configuration
 
 Every key of every service, made from the config classes by `python -m runtime.launch.rl_config`; a test compares the
 two. A key may stand in a TOML file (`service @ file.toml`) or on the command line (`--optimizer.lr 5e-4`); later ones
-win, an unknown one is an error that names the nearest. `--dry-run` prints what is in force.
+win, an unknown one is an error that names the nearest. `--dry-run` prints what is in force. `--help` leaves out the
+keys that are marked *Advanced* here, `--help-all` has them.
 
 """
 

@@ -15,6 +15,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from runtime.config.config import TrackioConfig, WandbConfig
 
+WANDB_INIT_TIMEOUT_S = 60.0
+"""Seconds that the server may take to answer at start-up; then the run goes on without this sink. Start-up waits for
+it, and `rl` waits 300 s for its services."""
+
 
 class MetricSink(Protocol):
     """One place. `write` raises `OSError` when the place refuses."""
@@ -177,7 +181,7 @@ def wandb_sink(config: WandbConfig, service: str, run_name: str, folder: Path) -
             resume="allow",
             reinit="create_new",
             dir=str(folder),
-            settings=wandb.Settings(console="off", init_timeout=config.init_timeout_s),
+            settings=wandb.Settings(console="off", init_timeout=WANDB_INIT_TIMEOUT_S),
         )
     return TrackerSink("wandb", run)
 

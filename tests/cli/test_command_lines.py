@@ -63,6 +63,31 @@ def test_help_names_the_keys(service: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "usual", "advanced"),
+    [
+        (("inference",), "--model.path", "--weights.chunk-bytes"),
+        (("orchestrator",), "--envs[].id", "--engines.canary-tolerance"),
+        (("orchestrator", "eval"), "--engines.openai.model", "--engines.max-retries"),
+        (("trainer",), "--optimizer.lr", "--parallel.timeout-s"),
+        (("rl",), "--trainer.optimizer.lr", "--trainer.parallel.timeout-s"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_advanced_keys_are_in_help_all_only(words: tuple[str, ...], usual: str, advanced: str) -> None:
+    shown, everything = (set(run([*words, flag]).split()) for flag in ("--help", "--help-all"))
+    assert {usual, advanced} <= everything
+    assert usual in shown
+    assert advanced not in shown
+
+
+def test_help_of_rl_has_a_shared_key_once() -> None:
+    """What flows into a service from the top level, or from another service, is set there."""
+    shown = set(run(["rl", "--help"]).split())
+    assert {"--model.path", "--orchestrator.server.endpoint", "--trainer.model.seq-len"} <= shown
+    assert not {"--trainer.model.path", "--inference.run.name", "--trainer.orchestrator.endpoint"} & shown
+
+
+@pytest.mark.parametrize(
     ("words", "key", "value"),
     [
         (("orchestrator", *ENV, "--max-staleness", "7"), "max_staleness", 7),

@@ -156,7 +156,7 @@ def raise_always(request: RolloutRequest) -> RolloutFailure | None:
 
 async def test_an_environment_that_always_raises_stops_the_run_with_its_name(tmp_path: Path) -> None:
     engine = make_engine()
-    config = make_config(tmp_path, error_window=12)
+    config = make_config(tmp_path)
     with pytest.raises(BaseExceptionGroup) as caught:
         await run_orchestrator(config, engine, [ToyEnv(engine, fault=raise_always)])
     error = find_service_error(caught.value)

@@ -140,23 +140,30 @@ async def run_orchestrator(
     stop: asyncio.Event | None = None,
     eval_adapters: Sequence[EnvAdapter] = (),
     teachers: Sequence[AnyTeacher] = (),
+    **wiring: Any,
 ) -> None:
-    """The real orchestrator in this loop, until the run ends, is stopped, or raises."""
+    """The real orchestrator in this loop, until the run ends, is stopped, or raises; `wiring` are keywords of it."""
     run_dir = RunDir(config.run.path).create()
     health = Health("orchestrator", config.stall_timeout_s)
     metrics = MetricLog("orchestrator", run_dir, config.metrics)
     outbox = open_outbox(run_dir, config.run.name)
     async with asyncio.timeout(DEADLINE_S), BatchServer(config.server.endpoint, outbox, peer_timeout_s=2.0) as server:
-        orchestrator = Orchestrator(config, run_dir, engine, adapters, server, health, metrics, eval_adapters, teachers)
+        orchestrator = Orchestrator(
+            config, run_dir, engine, adapters, server, health, metrics, eval_adapters, teachers, **wiring
+        )
         await orchestrator.run(stop or asyncio.Event())
 
 
 async def run_toy(
-    config: OrchestratorConfig, engine: Engine, adapters: Sequence[EnvAdapter], teachers: Sequence[AnyTeacher] = ()
+    config: OrchestratorConfig,
+    engine: Engine,
+    adapters: Sequence[EnvAdapter],
+    teachers: Sequence[AnyTeacher] = (),
+    **wiring: Any,
 ) -> FakeTrainer:
     """A whole run with a trainer, from the start or from where the run directory stands."""
     with training(FakeTrainer(config.server.endpoint)) as trainer:
-        await run_orchestrator(config, engine, adapters, teachers=teachers)
+        await run_orchestrator(config, engine, adapters, teachers=teachers, **wiring)
     return trainer
 
 

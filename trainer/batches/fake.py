@@ -19,6 +19,10 @@ from transport.wire.tensor import EncodedTensor
 ENV_NAME = "fake"
 PROMPT_SHARE = 0.5
 """Of the tokens of a sample; the rest is trained."""
+GROUP_SIZE = 8
+"""Samples per group, each a trajectory of its own, as by default in `envs[].group_size` of the orchestrator."""
+SIGMA = 0.9
+"""Spread of `lognormal`: standard deviation of the log of the length, as the benchmarks of packing have it."""
 
 
 class FakeSource:
@@ -59,7 +63,7 @@ class FakeSource:
         return [self._sample(row, length, rng) for row, length in enumerate(lengths.tolist())]
 
     def _sample(self, row: int, length: int, rng: np.random.Generator) -> TrainingSample:
-        group, member = divmod(row, self._config.group_size)
+        group, member = divmod(row, GROUP_SIZE)
         is_trained = np.arange(length) >= max(1, int(length * PROMPT_SHARE))
         logprobs = np.where(is_trained, -np.log(self._vocab_size) + rng.normal(0, 0.1, length), 0.0).clip(max=0.0)
         advantage, reward = float(rng.normal()), float(rng.random())
@@ -84,8 +88,8 @@ def fake_lengths(config: FakeDataConfig, seq_len: int, rng: np.random.Generator)
         case "uniform":
             drawn = rng.uniform(2, 2 * config.mean_tokens - 2, config.batch_size)
         case "lognormal":
-            median = config.mean_tokens / np.exp(config.sigma**2 / 2)  # so that the mean is what was asked for
-            drawn = rng.lognormal(np.log(median), config.sigma, config.batch_size)
+            median = config.mean_tokens / np.exp(SIGMA**2 / 2)  # so that the mean is what was asked for
+            drawn = rng.lognormal(np.log(median), SIGMA, config.batch_size)
     return drawn.round().clip(2, seq_len).astype(np.int64)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from runtime.config.config import Config
+from runtime.config.keys import Advanced
 
 
 class CriticConfig(Config):
@@ -13,19 +14,19 @@ class CriticConfig(Config):
 
     trunk: Literal["own", "shared"] = "own"
     """What the value head stands on: a model of its `own`, or the policy's trunk, `shared` with it."""
-    path: Path | None = None
+    path: Advanced[Path | None] = None
     """Hugging Face folder that an `own` trunk starts from; `None`: `model.path`."""
     level: Literal["token", "step"] = "token"
     """What counts as an action: every trained token, or every turn of the policy."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount from one action to the next."""
     lam: float = Field(0.95, ge=0, le=1)
-    """Of GAE: 1 trusts the reward alone, 0 the critic alone."""
-    clip: float | None = Field(0.2, gt=0)
+    """Lambda of generalized advantage estimation: 1 trusts the reward alone, 0 the critic alone."""
+    clip: Advanced[float | None] = Field(0.2, gt=0)
     """Largest change of a value within a batch that still lowers the loss; `None`: no limit."""
-    loss_weight: float = Field(0.5, gt=0)
+    loss_weight: Advanced[float] = Field(0.5, gt=0)
     """Factor of the value loss. Matters on a shared trunk, where it is added to the policy's loss."""
-    normalize_advantages: bool = True
+    normalize_advantages: Advanced[bool] = True
     """Bring the advantages of a batch to mean 0 and deviation 1 over its tokens."""
     lr: float = Field(1e-5, gt=0)
     """Peak learning rate of the critic's own weights; the rest is as for the policy (`optimizer`, `schedule`)."""
@@ -46,15 +47,15 @@ class LoraConfig(Config):
     rank: int = Field(16, gt=0)
     """Rank of the change of each weight: columns of `B` and rows of `A` in `W + alpha / rank * B @ A`."""
     alpha: int = Field(32, gt=0)
-    """Scale of the change."""
-    target_modules: tuple[str, ...] = Field(
+    """Scale of the change of each weight, see `rank`."""
+    target_modules: Advanced[tuple[str, ...]] = Field(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
     )
     """Linear layers that get an adapter, by the last part of their names; each must occur. The head cannot be one."""
 
 
 class ModelConfig(Config):
-    """The model to train."""
+    """The model that is trained, and how it is held and computed."""
 
     path: Path
     """Hugging Face folder to start from."""
@@ -62,7 +63,7 @@ class ModelConfig(Config):
     """Cap on one sample, in tokens; longer samples are cut at the end."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the parameters in the forward pass; gradients are reduced and parameters kept in float32."""
-    attention: Literal["auto", "segment_sdpa", "torch_varlen"] = "auto"
+    attention: Advanced[Literal["auto", "segment_sdpa", "torch_varlen"]] = "auto"
     """Attention kernel; `auto` takes the first that works here, any other fails at start-up if it does not work."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and compute the rest again: much less memory, about a
@@ -84,24 +85,24 @@ class OptimizerConfig(Config):
     and not for adapters. A critic always has AdamW."""
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate; Muon's steps are scaled to the size of AdamW's, so one rate serves both."""
-    momentum: float = Field(0.95, ge=0, lt=1)
+    momentum: Advanced[float] = Field(0.95, ge=0, lt=1)
     """Decay rate of Muon's momentum; no meaning for AdamW."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Decay rates of AdamW's moments."""
-    eps: float = Field(1e-8, gt=0)
-    """Term that keeps the update finite."""
+    """Decay rates of AdamW's first and second moment."""
+    eps: Advanced[float] = Field(1e-8, gt=0)
+    """Term in the denominator of AdamW that keeps the update finite."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
+    """Share of each weight that a step takes away, times the learning rate (decoupled)."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Global gradient norm above which gradients are scaled down."""
 
 
 class ScheduleConfig(Config):
-    """Learning rate over steps."""
+    """How the learning rate goes over the steps of the run."""
 
     type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up; `linear` and `cosine` fall to `min_lr_ratio` at `max_steps`."""
     warmup_steps: int = Field(0, ge=0)
-    """Steps of linear warm-up."""
+    """Steps in which the learning rate rises linearly from 0 to its peak."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Final learning rate as a share of the peak."""

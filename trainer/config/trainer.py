@@ -7,45 +7,46 @@ from pydantic import Field, JsonValue, model_validator
 
 from runtime.base.files import sees_images
 from runtime.config.config import Config, HealthConfig, ServiceConfig
+from runtime.config.keys import Advanced
 from trainer.config.loss import DppoLossConfig, LossConfig
 from trainer.config.model import CriticConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from transport.security.exposure import check_exposure, netloc
 
 
 class CheckpointConfig(Config):
-    """Durable state."""
+    """Checkpoints: what a trainer resumes from after a crash."""
 
     interval_steps: int = Field(10, gt=0)
     """Steps between checkpoints. The orchestrator keeps every batch since the last one."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints that stay on disk."""
-    background: bool = False
+    background: Advanced[bool] = False
     """Write checkpoints in a thread while training goes on; needs host memory for a copy of the state. A step is
     committed when its checkpoint is durable, as ever. The last one of a run is always waited for."""
 
 
 class WeightsConfig(Config):
-    """Publishing policy versions."""
+    """How the weights of every step, a policy version, get to the engines."""
 
     channel: Literal["filesystem", "zmq", "collective"] = "filesystem"
     """How engines get them. `filesystem`: files in the run directory, which engines must see. `zmq`: every rank serves
     its part from memory; no shared disk. `collective` (experimental): the same, but the bytes are broadcast in torch
     process groups (gloo, or NCCL between GPUs), which are neither encrypted nor authenticated."""
-    keep: int = Field(3, ge=2)
+    keep: Advanced[int] = Field(3, ge=2)
     """Newest publishes that stay: on disk, or in memory with `zmq` and `collective`."""
     host: str = "127.0.0.1"
     """Address that each rank binds for `zmq` and `collective`. One that other machines reach needs `keys_dir`."""
     port: int = Field(0, ge=0, le=65535)
     """TCP port of the first rank for `zmq` and `collective`; rank r binds port + r. 0: each rank takes a free one."""
-    advertised_host: str | None = None
+    advertised_host: Advanced[str | None] = None
     """Name or address under which engines reach this machine; by default `host`, or the machine's own name if that is
     a wildcard."""
     keys_dir: Path | None = None
     """`zmq`: folder of CURVE keys (`rl keys DIR` makes one): `server.*` for the ranks, `client*.public` of every
     engine."""
-    insecure: bool = False
+    insecure: Advanced[bool] = False
     """Bind an address that other machines reach without keys (logged every minute), or with `collective` at all."""
-    broadcast_timeout_s: float = Field(60.0, gt=0)
+    broadcast_timeout_s: Advanced[float] = Field(60.0, gt=0)
     """`collective` (experimental): seconds that rank and engine wait for each other, to join a group and to pass on a
     chunk."""
 
@@ -70,21 +71,21 @@ class WeightsConfig(Config):
 
 
 class OrchestratorLinkConfig(Config):
-    """Where batches come from."""
+    """The orchestrator that batches come from."""
 
     endpoint: str = "tcp://127.0.0.1:29600"
     """Address of the orchestrator's batch server."""
     keys_dir: Path | None = None
     """Folder of CURVE keys (`rl keys DIR` makes one): this trainer's pair and the orchestrator's `server.public`.
     Needed when the orchestrator has keys."""
-    key_name: str = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
+    key_name: Advanced[str] = Field("client", pattern=r"^client[A-Za-z0-9._-]*$")
     """This trainer's pair in `keys_dir`: `<key_name>.secret` and `<key_name>.public`. All ranks share it."""
     connect_timeout_s: float = Field(60.0, gt=0)
     """Seconds to wait for the orchestrator's first answer."""
-    peer_timeout_s: float = Field(3.0, gt=0)
+    peer_timeout_s: Advanced[float] = Field(3.0, gt=0)
     """Seconds of silence (heartbeats go every second) after which the orchestrator counts as dead; the trainer
     reconnects."""
-    lost_timeout_s: float = Field(600.0, gt=0)
+    lost_timeout_s: Advanced[float] = Field(600.0, gt=0)
     """Seconds without an orchestrator after which the trainer gives up with exit code 76."""
 
 
@@ -97,27 +98,23 @@ class FakeDataConfig(Config):
     """Distribution of the samples' lengths."""
     mean_tokens: int = Field(256, ge=2)
     """Mean length of a sample, in tokens, before it is cut to `model.seq_len`."""
-    sigma: float = Field(0.9, gt=0)
-    """Spread of `lognormal`: standard deviation of the log of the length."""
-    group_size: int = Field(8, ge=1)
-    """Samples per group, each a trajectory of its own."""
 
 
 class DataConfig(Config):
     """Where samples come from, if not from an orchestrator."""
 
-    fake: FakeDataConfig | None = None
+    fake: Advanced[FakeDataConfig | None] = None
     """Train on random samples, without an orchestrator, until `max_steps` or a signal."""
 
 
 class TokenExportConfig(Config):
     """Per-token records of some sequences of every step, for analysis."""
 
-    dir: Path | None = None
+    dir: Advanced[Path | None] = None
     """Folder for them, with a subfolder per step and a file per rank; `None`: `token_export` of the run directory."""
     max_sequences_per_step: int = Field(64, ge=1)
     """Most sequences that are recorded of one step, over all ranks."""
-    sampling_rate: float = Field(1.0, gt=0, le=1)
+    sampling_rate: Advanced[float] = Field(1.0, gt=0, le=1)
     """Probability of a sequence to be recorded, before the limit."""
 
 
@@ -130,9 +127,9 @@ class ParallelConfig(Config):
     cp: int = Field(1, ge=1)
     """Neighbouring ranks that share each row of tokens (context parallelism), for samples too long for one device.
     Not with images, nor with a critic."""
-    reshard_after_forward: bool = True
+    reshard_after_forward: Advanced[bool] = True
     """Free full parameters after the forward pass (less memory, more communication)."""
-    timeout_s: float = Field(25.0, gt=0)
+    timeout_s: Advanced[float] = Field(25.0, gt=0)
     """Seconds after which a collective fails: how soon a rank that fell silent is noticed (a killed one at once)."""
 
 
@@ -142,9 +139,9 @@ class TrainerConfig(ServiceConfig):
     Other commands: `trainer export --run RUN --out FOLDER`, `trainer check-loss IMPORT_PATH`."""
 
     model: ModelConfig
-    """The model to train."""
+    """The model that is trained, and how it is held and computed."""
     orchestrator: OrchestratorLinkConfig = OrchestratorLinkConfig()
-    """Where batches come from."""
+    """The orchestrator that batches come from."""
     max_steps: int | None = Field(None, gt=0)
     """Steps after which run and schedule end; `None`: when the orchestrator ends it (needs a constant schedule)."""
     replay: Path | None = None
@@ -159,32 +156,32 @@ class TrainerConfig(ServiceConfig):
     """Optimizer steps per batch and epoch: the batch is split into this many parts, by whole trajectories."""
     epochs: int = Field(1, ge=1)
     """Times that a batch is trained; after the first, its mini-batches come in another order."""
-    pack_multimodal: bool = True
+    pack_multimodal: Advanced[bool] = True
     """Vision-language models: text and image samples share micro batches. `false` keeps them apart. Changes speed, not
     the gradient."""
     weighting: Literal["token", "sample", "trajectory", "group"] = "token"
     """What counts alike in the mean that is minimised: every trained token, sample, trajectory or group."""
     loss: LossConfig = DppoLossConfig()
-    """The `rl` loss."""
+    """Loss of the tokens that have an advantage (algorithm `rl`)."""
     critic: CriticConfig | None = None
     """Make the advantages with a critic (PPO); off unless the table is there (it may be empty)."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer."""
+    """Optimizer of the policy, and of a critic."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """Learning-rate schedule."""
+    """How the learning rate goes over the steps of the run."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints and resuming."""
+    """Checkpoints: what a trainer resumes from after a crash."""
     weights: WeightsConfig = WeightsConfig()
-    """Publishing."""
+    """How the weights of every step get to the engines."""
     token_export: TokenExportConfig | None = None
     """Per-token records; off unless the table is there (it may be empty)."""
     parallel: ParallelConfig = ParallelConfig()
-    """Ranks."""
+    """How the ranks share the work."""
     health: HealthConfig = HealthConfig(port=9102)
     """Health endpoint; the r-th rank of a machine binds port + r (0: each rank takes a free port)."""
-    max_non_finite_steps: int = Field(3, ge=1)
+    max_non_finite_steps: Advanced[int] = Field(3, ge=1)
     """Steps in a row with a non-finite loss or gradient after which the trainer stops with exit code 77."""
-    num_threads: int = Field(1, gt=0)
+    num_threads: Advanced[int] = Field(1, gt=0)
     """Torch threads per rank on a CPU."""
 
     @property
@@ -223,7 +220,7 @@ class CheckLossConfig(Config):
     import_path: str = Field(pattern=r"^[\w.]+:\w+$")
     """`package.module:function`, as in `loss.import_path`."""
     kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keyword arguments of the function, as JSON."""
+    """Keyword arguments of the function in `import_path`, as JSON."""
 
 
 class ExportConfig(Config):

@@ -6,7 +6,7 @@
 
 Tokens are made by the engines of the orchestrator, so that weights, failover and staleness are one matter for all.
 A worker that dies fails the rollouts it had (`worker_lost`) and is started again. A worker that let a rollout's
-deadline pass and says nothing is blocked for good: it is killed. One that dies `max_worker_restarts` times without
+deadline pass and says nothing is blocked for good: it is killed. One that dies more than `MAX_RESTARTS` times without
 finishing a rollout in between ends the run.
 """
 
@@ -29,6 +29,12 @@ from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
 from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
 
+START_TIMEOUT_S = 180.0
+"""Seconds that a worker may take to load the environment: importing verifiers takes up to 6, the rest is for tasks that
+are read from a disk or a network."""
+MAX_RESTARTS = 5
+"""Times in a row that a worker which died is started again without having finished a rollout. With the pauses below
+they take 6 s: enough to outlive a service that restarts, not to hide an environment that cannot work."""
 GRACE_S = 2.0
 """Seconds after a rollout's deadline in which the worker may still say what became of it."""
 FIRST_PAUSE_S = 0.2
@@ -47,6 +53,7 @@ class WorkerEnv:
         processes: Sequence[WorkerProcess],
         ready: Ready,
         command: Sequence[str] = COMMAND,
+        max_restarts: int = MAX_RESTARTS,
     ) -> None:
         self.name = config.label
         self.scores_jointly = ready.scores_jointly
@@ -60,6 +67,7 @@ class WorkerEnv:
         self._processes = list(processes)
         self._ready = ready
         self._command = command
+        self._max_restarts = max_restarts
         self._examples = tuple(
             Example(self.name, example_id, position) for position, example_id in enumerate(ready.example_ids)
         )
@@ -163,7 +171,7 @@ class WorkerEnv:
                 return
             self._num_deaths[slot] += 1
             self.problem = f"worker {slot} of {self.name} ended: {ending}"
-            if self._num_deaths[slot] > self._config.max_worker_restarts:
+            if self._num_deaths[slot] > self._max_restarts:
                 self._give_up(ending)
                 return
             logger.warning("{}; its rollouts failed, it is started again", self.problem)
@@ -171,17 +179,17 @@ class WorkerEnv:
             try:
                 self.workers[slot] = await self._start_again()
             except (WorkerLinkError, UserError, TimeoutError) as error:
-                ending = str(error) or f"not ready after {self._config.worker_start_timeout_s:g} s"
+                ending = str(error) or f"not ready after {START_TIMEOUT_S:g} s"
         self.num_restarts += 1
         self._changed.set()
         if self.num_up == self.num_workers:
             self.problem = ""
 
     def _give_up(self, ending: str) -> None:
-        times = self._config.max_worker_restarts + 1
+        times = self._max_restarts + 1
         self._broken = EnvWorkersLostError(
             f"env {self.name!r}: a worker ended {times} times in a row without finishing a rollout, at last: {ending}; "
-            "mend the environment, or raise envs[].max_worker_restarts"
+            "mend the environment"
         )
         for worker in self.workers.values():
             worker.process.kill()
@@ -192,7 +200,7 @@ class WorkerEnv:
         link: FrameLink[FromWorker] | None = None
         try:
             link = await FrameLink.open(process.end_of_link, FROM_WORKER)
-            async with asyncio.timeout(self._config.worker_start_timeout_s):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 message = await link.receive()
             if _checked(self._config, message) != self._ready:
                 raise UserError(f"env {self.name!r} has other examples than before: they must not change in a run")
@@ -206,13 +214,17 @@ class WorkerEnv:
 
 
 def load_in_workers(
-    config: EnvConfig, model: Model, folder: Path | None, command: Sequence[str] = COMMAND
+    config: EnvConfig,
+    model: Model,
+    folder: Path | None,
+    command: Sequence[str] = COMMAND,
+    max_restarts: int = MAX_RESTARTS,
 ) -> WorkerEnv:
     """Start all workers of an environment and wait until they have loaded it; `folder` has the tokenizer. Blocks.
     Raises `UserError`."""
     told = WorkerModel(folder, is_chat=isinstance(model, ChatModel))
     processes = [WorkerProcess(config, told, command) for _ in range(config.num_workers)]
-    deadline = time.monotonic() + config.worker_start_timeout_s
+    deadline = time.monotonic() + START_TIMEOUT_S
     try:
         ready = [_wait_ready(config, process, deadline) for process in processes]
         if any(one != ready[0] for one in ready):
@@ -221,7 +233,7 @@ def load_in_workers(
         for process in processes:
             process.end(0.0)
         raise
-    return WorkerEnv(config, model, told, processes, ready[0], command)
+    return WorkerEnv(config, model, told, processes, ready[0], command, max_restarts)
 
 
 def _wait_ready(config: EnvConfig, process: WorkerProcess, deadline: float) -> Ready:

@@ -179,9 +179,9 @@ def test_model_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> Non
     [
         {"torch": {"max_batch_size": 0}},
         {"torch": {"max_model_len": 1}},
-        {"torch": {"max_waiting": 0}},
+        {"torch": {"num_threads": 0}},
         {"server": {"port": -1}},
-        {"server": {"request_timeout_s": 0}},
+        {"weights": {"timeout_s": 0}},
         {"server": {"grace_s": -1}},
         {"model": {"path": "m", "dtype": "int8"}},
         {"engine": "magic"},

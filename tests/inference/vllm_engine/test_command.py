@@ -106,7 +106,7 @@ def test_kv_cache_on_a_cpu_is_the_users_by_vllms_own_variable() -> None:
 def test_config_comes_back_out_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     token = tmp_path / "admin.token"
     token.write_text("very secret")
-    given = config(admin_token_file=token, vllm={"max_waiting": 5, "extra_args": ["-x"]}, run={"name": "r7"})
+    given = config(admin_token_file=token, vllm={"max_loras": 5, "extra_args": ["-x"]}, run={"name": "r7"})
     environment = vllm_environment(given, {})
     assert "very secret" not in "".join(environment.values())
     monkeypatch.setenv(CONFIG_VARIABLE, environment[CONFIG_VARIABLE])

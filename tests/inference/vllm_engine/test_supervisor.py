@@ -35,7 +35,7 @@ class Supervised:
                 "model": {"path": "models/tiny"},
                 "engine": "vllm",
                 "server": {"port": 0, "grace_s": 5},
-                "vllm": {"max_restarts": max_restarts, "start_timeout_s": 60},
+                "vllm": {"start_timeout_s": 60},
             }
         )
         self.run_dir = RunDir(folder / "run").create()
@@ -55,6 +55,7 @@ class Supervised:
                 mode,
                 str(port),
             ],
+            max_restarts=max_restarts,
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

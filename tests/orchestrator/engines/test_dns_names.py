@@ -47,10 +47,8 @@ async def two_servers() -> AsyncIterator[tuple[EngineServer, EngineServer]]:
 @asynccontextmanager
 async def pool(names: Names, port: str) -> AsyncIterator[HttpEngine]:
     """A started engine that follows `names`."""
-    config = EnginesConfig(
-        urls=(f"http://engines.internal:{port}",), resolve_dns=True, dns_interval_s=0.02, start_timeout_s=30
-    )
-    engine = HttpEngine(config, TOKEN, resolve=names.resolve)
+    config = EnginesConfig(urls=(f"http://engines.internal:{port}",), resolve_dns=True, start_timeout_s=30)
+    engine = HttpEngine(config, TOKEN, resolve=names.resolve, dns_interval_s=0.02)
     await engine.start()
     await engine.served()
     tending = asyncio.create_task(engine.tend())

@@ -127,6 +127,17 @@ async def test_completions_api_gets_the_rendered_template(tokenizer: Tokenizer, 
 
 
 @pytest.mark.usefixtures("env_modules")
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_bound_on_an_answer_has_the_name_that_the_server_knows(name: str, tmp_path: Path) -> None:
+    """A server may refuse the other one, as OpenAI's newer models refuse `max_tokens`."""
+    env = SINGLE | {"sampling": {"max_tokens": 7}}
+    async with foreign(ForeignServer(says=lambda body: "1")) as server:
+        await run(command(server.url, tmp_path, envs=[env], engines={"openai": {"token_limit_key": name}}))
+    assert {body[name] for _, body in server.asked} == {7}
+    assert {"max_tokens", "max_completion_tokens"} & set(server.asked[0][1]) == {name}
+
+
+@pytest.mark.usefixtures("env_modules")
 async def test_server_that_fails_is_counted_and_named(tmp_path: Path) -> None:
     def fail(body: dict[str, Any]) -> str:
         raise RuntimeError("out of memory")

@@ -80,8 +80,8 @@ async def test_a_run_takes_no_more_than_its_engine_has_places_for(tmp_path: Path
         return EngineLoad(engine.num_running, max(0, engine.num_running - 8), 8)
 
     engine.load = crowded  # type: ignore[method-assign]
-    config = make_config(tmp_path, concurrency="adaptive", concurrency_period_s=0.01, max_steps=10, max_staleness=4)
-    trainer = await run_toy(config, engine, [ToyEnv(engine)])
+    config = make_config(tmp_path, concurrency="adaptive", max_steps=10, max_staleness=4)
+    trainer = await run_toy(config, engine, [ToyEnv(engine)], concurrency_period_s=0.01)
     assert sorted(trainer.batches) == list(range(1, 11))
     assert min(seen[len(seen) // 2 :]) <= 12, "the limit never came down"
     assert len(asyncio.all_tasks()) == 1, "an orphan task is left"

@@ -73,11 +73,21 @@ class SteppingConfig(FakeServiceConfig):
     """Health endpoint."""
 
 
+END_FLAG = "--end-within-s"
 SPECS = (
     ServiceSpec("inference", MODULE, FakeServiceConfig),
     ServiceSpec("orchestrator", MODULE, SteppingConfig),
     ServiceSpec("trainer", MODULE, SteppingConfig),
 )
+
+
+def launch(argv: Sequence[str]) -> int:
+    """`rl` for these services. `END_FLAG SECONDS` is not a key of its config: it becomes a keyword of `run`."""
+    words = list(argv[1:])
+    if END_FLAG not in words:
+        return cli.run(words, SPECS)
+    at = words.index(END_FLAG)
+    return cli.run(words[:at] + words[at + 2 :], SPECS, end_timeout_s=float(words[at + 1]))
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -133,5 +143,5 @@ def make_steps(config: SteppingConfig, health: Health, metrics: MetricLog, shutd
 
 if __name__ == "__main__":
     if sys.argv[1] == "rl":
-        run_main("rl", lambda argv: cli.run(argv[1:], SPECS))
+        run_main("rl", launch)
     run_main(sys.argv[2].rsplit("/", 1)[-1].removesuffix(".json"), serve)

@@ -15,7 +15,7 @@ from runtime.launch.launcher import describe_exit
 from runtime.metrics.metric_log import read_metrics
 from runtime.process.guardian import COOKIE_VARIABLE, end_marked, marked_processes
 from runtime.run_dir.run_dir import RunDir, ServiceInfo
-from tests.runtime.launch.fake_services import MODULE, SLEEPER
+from tests.runtime.launch.fake_services import END_FLAG, MODULE, SLEEPER
 from tests.support.process import Process
 from tests.support.waiting import until
 
@@ -138,7 +138,7 @@ def test_service_that_never_gets_healthy_is_named_at_the_deadline(rl: Rl) -> Non
 
 
 def test_service_that_does_not_end_with_the_others_is_named(rl: Rl) -> None:
-    flags = ["--orchestrator.behaviour", "stray", "--end-timeout-s", "1", "--max-steps", "3"]
+    flags = ["--orchestrator.behaviour", "stray", END_FLAG, "1", "--max-steps", "3"]
     code, output = rl.run(*flags)
     assert code == 75
     assert "rl: orchestrator did not end after the others had within 1 s" in output

@@ -46,14 +46,14 @@ def test_samples_are_those_of_the_manifest() -> None:
         assert 0 < sample.num_loss_tokens < sample.num_tokens
 
 
-def test_groups_have_the_configured_size() -> None:
-    groups = manifest_of(source(group_size=8), 1).columns.groups.numpy()
+def test_groups_have_their_size() -> None:
+    groups = manifest_of(source(), 1).columns.groups.numpy()
     assert np.bincount(groups).tolist() == [8, 8, 4]
 
 
 @pytest.mark.parametrize("lengths", ["fixed", "uniform", "lognormal"])
 def test_lengths_have_the_mean_that_was_asked_for_and_stay_below_the_cap(lengths: str) -> None:
-    config = FakeDataConfig(batch_size=4000, lengths=lengths, mean_tokens=100, sigma=0.5)
+    config = FakeDataConfig(batch_size=40_000, lengths=lengths, mean_tokens=100)
     drawn = fake_lengths(config, 10_000, np.random.default_rng(0))
     assert drawn.mean() == pytest.approx(100, rel=0.03)
     assert (len(set(drawn.tolist())) == 1) == (lengths == "fixed")
@@ -81,7 +81,7 @@ NUM_STEPS = 2
 
 def fake_run(model: Path, runs: Path, name: str, *flags: str) -> Path:
     common = f"--model.seq-len 64 --health.port 0 --max-steps {NUM_STEPS} --checkpoint.interval-steps 99".split()
-    data = ["--data.fake.batch-size", "12", "--data.fake.mean-tokens", "20", "--data.fake.group-size", "4"]
+    data = ["--data.fake.batch-size", "12", "--data.fake.mean-tokens", "20"]
     where = ["--model.path", str(model), "--run.dir", str(runs), "--run.name", name, "--no-metrics.tensorboard"]
     assert run([*where, *common, *data, "--optimizer.lr", "1e-3", *flags]) == 0
     return runs / name

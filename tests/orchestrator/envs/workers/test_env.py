@@ -20,7 +20,7 @@ from orchestrator.engines.protocol import ChatAsk, ChatReply, EngineError, Inval
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
-from orchestrator.envs.workers.env import WorkerEnv, load_in_workers, worker_facts
+from orchestrator.envs.workers.env import MAX_RESTARTS, WorkerEnv, load_in_workers, worker_facts
 from orchestrator.envs.workers.link import FROM_WORKER, Ready, receive_blocking
 from orchestrator.envs.workers.process import WorkerModel, WorkerProcess
 from orchestrator.errors import EnvWorkersLostError
@@ -77,10 +77,10 @@ async def started(adapter: EnvAdapter, engine: ScriptedEngine) -> AsyncIterator[
     assert engine.num_running == 0
 
 
-def toy(tokenizer: Tokenizer, engine: ScriptedEngine, **config: Any) -> WorkerEnv:
+def toy(tokenizer: Tokenizer, engine: ScriptedEngine, max_restarts: int = MAX_RESTARTS, **config: Any) -> WorkerEnv:
     """The real machinery around a toy environment."""
     settings = EnvConfig(**({"id": "toy", "num_workers": 1} | config))
-    return load_in_workers(settings, engine, tokenizer.folder, TOY_COMMAND)
+    return load_in_workers(settings, engine, tokenizer.folder, TOY_COMMAND, max_restarts)
 
 
 def request_for(adapter: EnvAdapter, example: int = 0, **changes: Any) -> RolloutRequest:
@@ -233,10 +233,10 @@ async def test_worker_that_hangs_past_a_deadline_is_replaced(tokenizer: Tokenize
 
 async def test_environment_that_always_kills_its_worker_ends_the_run(tokenizer: Tokenizer) -> None:
     engine = random_engine(tokenizer)
-    async with started(toy(tokenizer, engine, max_worker_restarts=1), engine) as adapter:
+    async with started(toy(tokenizer, engine, max_restarts=1), engine) as adapter:
         doomed = request_for(adapter, group_id="die/0/0")
         outcomes = [*await adapter.run(doomed), *await adapter.run(doomed)]
-        with pytest.raises(EnvWorkersLostError, match="max_worker_restarts"):
+        with pytest.raises(EnvWorkersLostError, match="a worker ended 2 times in a row"):
             await adapter.run(doomed)
     assert [getattr(failed, "reason", None) for failed in outcomes] == [FailureReason.WORKER_LOST] * 2
 
@@ -346,7 +346,7 @@ def test_worker_ends_well_when_its_work_is_over(tokenizer: Tokenizer) -> None:
 
 async def test_worker_that_dies_too_often_ends_the_run_although_others_live(tokenizer: Tokenizer) -> None:
     engine = random_engine(tokenizer)
-    async with started(toy(tokenizer, engine, num_workers=2, max_worker_restarts=1), engine) as adapter:
+    async with started(toy(tokenizer, engine, max_restarts=1, num_workers=2), engine) as adapter:
         assert isinstance(adapter, WorkerEnv)
         keepers = [task for task in asyncio.all_tasks() if task.get_name().startswith("worker ")]
         async with asyncio.timeout(PATIENCE_S):
@@ -354,5 +354,5 @@ async def test_worker_that_dies_too_often_ends_the_run_although_others_live(toke
                 if adapter.num_up == 2:
                     await adapter.run(request_for(adapter, group_id="die/0/0"))
                 await asyncio.sleep(0.01)
-        with pytest.raises(EnvWorkersLostError, match="max_worker_restarts"):
+        with pytest.raises(EnvWorkersLostError, match="a worker ended 2 times in a row"):
             await adapter.run(request_for(adapter))
