@@ -31,13 +31,12 @@ class ImagePatches(msgspec.Struct, frozen=True, eq=False, weakref=True, forbid_u
 
     @property
     def num_patches(self) -> list[int]:
-        """Patches of each image."""
         counts: list[int] = self.image_grid_thw.numpy().prod(axis=1).tolist()
         return counts
 
 
 ImageCache = WeakValueDictionary[tuple[str, ...], ImagePatches]
-"""Images that somebody holds, by their digests: equal digests are equal images. It keeps nothing alive."""
+"""Weak references to images in use, by their digests: equal digests are equal images."""
 
 
 def joined_patches(parts: list[ImagePatches]) -> ImagePatches:

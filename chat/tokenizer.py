@@ -72,7 +72,6 @@ class Tokenizer:
         return np.array(self._core.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, token_ids: Int32s, *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`."""
         text: str = self._core.decode(token_ids.tolist(), skip_special_tokens=skip_special_tokens)
         return text
 

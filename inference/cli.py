@@ -13,7 +13,7 @@ from runtime.process.shutdown import ending_at_once
 
 
 def main() -> None:
-    """Console entry."""
+    """Entry point of the console script."""
     run_main("inference", run)
 
 

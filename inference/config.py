@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from runtime.config.config import Config, HealthConfig, ServiceConfig
 from runtime.config.keys import Advanced
-from transport.security.exposure import is_local, netloc
+from transport.security.exposure import check_exposure, is_local, netloc
 
 
 class ServedModelConfig(Config):
@@ -145,11 +145,13 @@ class InferenceConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> "InferenceConfig":
-        if self.is_open_to_others and not self.server.insecure:
-            raise ValueError(
-                f"server.host {self.server.host} is reachable from other machines: set admin_token_file, "
-                "or server.insecure = true"
-            )
+        check_exposure(
+            f"http://{netloc(self.server.host, self.server.port)}",
+            name=f"server.host {self.server.host}",
+            is_protected=self.admin_token_file is not None,
+            insecure=self.server.insecure,
+            advice=": set admin_token_file, or server.insecure = true",
+        )
         return self
 
     @model_validator(mode="after")

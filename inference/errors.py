@@ -24,7 +24,7 @@ class InferenceError(Exception):
 
 
 class BadRequest(InferenceError):
-    """The caller's mistake."""
+    """A request that can never be served."""
 
     status = 400
     kind = "invalid_request_error"
@@ -38,7 +38,7 @@ class WrongAdminToken(InferenceError):
 
 
 class AdminDisabled(InferenceError):
-    """Nobody may use the admin routes."""
+    """The server has no admin token, so its admin routes are closed to everyone."""
 
     status = 403
     kind = "admin_disabled"
@@ -59,14 +59,14 @@ class WeightsRefused(InferenceError):
 
 
 class BodyTooLarge(InferenceError):
-    """Reading on would only fill the memory."""
+    """The body is larger than any request that could be served."""
 
     status = 413
     kind = "http_error"
 
 
 class QueueFull(InferenceError):
-    """The bounded queue is full."""
+    """The queue of waiting requests is full."""
 
     status = 429
     kind = "queue_full"

@@ -9,9 +9,6 @@ vLLM brings its own HTTP server: then this process is its supervisor (`inference
 """
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -29,6 +26,7 @@ from runtime.metrics.metric_log import MetricLog
 from runtime.process.http_listener import listening
 from runtime.process.service_process import ServiceProcess
 from runtime.run_dir.run_dir import ServiceInfo
+from transport.security.exposure import reminding_of_exposure
 
 if TYPE_CHECKING:
     from inference.torch_engine.engine import TorchEngine
@@ -36,14 +34,16 @@ if TYPE_CHECKING:
 
 
 SERVICE = "inference"
-_REMINDER_S = 60.0
 
 
 def serve(config: InferenceConfig) -> None:
     """Serve until a stop signal. Raises `ServiceError` when the engine dies, `UserError` for what the user can mend."""
     token = None if config.admin_token_file is None else read_or_make_secret(config.admin_token_file)
     metrics = ServerMetrics()
-    with ServiceProcess(SERVICE, config, registry=metrics.registry) as process, reminding_of_exposure(config):
+    with (
+        ServiceProcess(SERVICE, config, registry=metrics.registry) as process,
+        reminding_of_exposure(exposure(config)),
+    ):
         if config.engine == "vllm":
             return VllmSupervisor(config, process.run_dir, process.health, process.shutdown, process.health_url).run()
         state = ServerState(
@@ -113,19 +113,8 @@ def _describe(engine: "TorchEngine") -> str:
     )
 
 
-@contextmanager
-def reminding_of_exposure(config: InferenceConfig) -> Iterator[None]:
-    """Log it every minute inside the block, if there is something to log."""
-    over = threading.Event()
-    if config.is_open_to_others:
-        threading.Thread(target=_remind, args=(config.server.host, over), name="exposure", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
-
-
-def _remind(host: str, over: threading.Event) -> None:
-    while not over.is_set():
-        logger.warning(f"{host} is reachable from other machines and has no admin token (server.insecure = true)")
-        over.wait(_REMINDER_S)
+def exposure(config: InferenceConfig) -> str | None:
+    """The reminder for a server that other machines reach without an admin token; `None` for any other."""
+    if not config.is_open_to_others:
+        return None
+    return f"{config.server.host} is reachable from other machines and has no admin token (server.insecure = true)"

@@ -13,7 +13,7 @@ VISION_MODELS = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGenera
 
 
 VISION_MODEL_TYPES = frozenset(model.config_class.model_type for model in VISION_MODELS)
-"""As `config.json` names them."""
+"""Values of `model_type` in `config.json`."""
 
 
 def image_limits(config: PretrainedConfig) -> ImageLimits:

@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def export(config: ExportConfig) -> int:
-    """`trainer export`."""
+    """`trainer export`: write a checkpoint as a Hugging Face folder; the exit code."""
     from trainer.checkpoints.export import export_checkpoint, newest_checkpoint
 
     checkpoint = config.checkpoint or newest_checkpoint((config.run or Path()) / "checkpoints")

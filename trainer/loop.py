@@ -121,7 +121,6 @@ def fetch_samples(run: Training, batch: BatchManifest, plan: StepPlan) -> Checke
 
 
 def pack_own(run: Training, plan: StepPlan, mini_batch_index: int, checked: CheckedSamples) -> list[MicroBatch]:
-    """The micro batches of this rank."""
     return pack_mini_batch(
         plan,
         mini_batch_index,
@@ -158,7 +157,6 @@ def value_samples(
 
 
 def no_critic_step(micro_batches: Sequence[MicroBatch], env_names: tuple[str, ...], num_units: int) -> NoCriticStep:
-    """The policy is trained alone."""
     return NO_CRITIC
 
 

@@ -39,7 +39,6 @@ class OptimizerPair(torch.optim.Optimizer):
         self.state.update(second.state)
 
     def step(self) -> None:  # type: ignore[override]
-        """One step of each."""
         for part in self._parts:
             part.step()
 
@@ -84,7 +83,6 @@ def _muon(matrices: Sequence[nn.Parameter], config: OptimizerConfig) -> torch.op
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` for the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 

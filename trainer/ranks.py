@@ -28,8 +28,8 @@ _T = TypeVar("_T")
 
 
 class BackgroundCall(Future[_T]):
-    """Runs `work` once, from construction on. Its thread is a daemon: when another rank has failed, nobody waits for it
-    any more."""
+    """Runs `work` once, from construction on. Its thread is a daemon: when another rank has failed, this process ends
+    without waiting for it."""
 
     def __init__(self, work: Callable[[], _T], name: str) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ _UNDER_WAY, _DONE, _FAILED = b"?", b"+", b"-"
 
 
 def _ignore(missing: Sequence[int]) -> None:
-    """Nobody listens."""
+    """Does nothing: the default of `on_wait`."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its peers."""
+    """One rank, this process, and its exchanges with the others."""
 
     rank: int
     world_size: int
@@ -68,12 +68,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all."""
+        """Whether this is rank 0, which speaks for all."""
         return self.rank == 0
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is a process group."""
         return dist.is_initialized()
 
     def mesh(self, num_replicas: int = 1) -> DeviceMesh | None:
@@ -178,7 +177,7 @@ class Ranks:
         return [data[1:] for data in answers]
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether `flag` is set on any rank. Collective."""
         return b"1" in self.gather(b"1" if flag else b"0")
 
     def require_same(self, value: str, what: str) -> None:
@@ -188,7 +187,6 @@ class Ranks:
             raise RankMismatch(what, values)
 
     def close(self) -> None:
-        """Leave the process group."""
         if self.is_distributed:
             dist.destroy_process_group()
 

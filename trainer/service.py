@@ -85,7 +85,6 @@ class TrainerRank:
             process.write_config()
 
     def prepare(self, ranks: Ranks) -> tuple[Training, TrainProgress]:
-        """Load the model, resume, and connect."""
         config, shutdown = self._config, self._process.shutdown
         seed_everything(config.seed, config.num_threads)
         with shutdown.loading(self._process.leave):
@@ -191,6 +190,6 @@ class TrainerRank:
             if self._config.max_steps is None or progress.step < self._config.max_steps:
                 raise
             link.close("the run is complete")
-            logger.info(f"step {progress.step} is the last one and durable; nobody waits for it: {error}")
+            logger.info(f"step {progress.step} is the last one and durable; no report is needed: {error}")
             return FinishedRun(), NoReports()
         return link, link

@@ -1,34 +1,57 @@
-"""Files that exist whole or not at all, through any kill -9 or power cut."""
+"""Files that exist whole or not at all, through any kill -9 or power cut: the one definition of a durable write."""
 
 import os
+import secrets
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transport.wire.tensor import Buffer
+if TYPE_CHECKING:
+    from transport.wire.tensor import Buffer  # numpy: small commands write files, too
 
 TEMPORARY_SUFFIX = ".tmp"
 
 
-def write_durably(path: Path, chunks: Iterable[Buffer]) -> None:
-    """Write `chunks` to `path`: temporary name, fsync, rename, fsync of the folder. One writer per path.
+def write_durably(
+    path: Path,
+    chunks: "Iterable[Buffer]",
+    *,
+    several_writers: bool = False,
+    mode: int | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Write `chunks` to `path`: temporary file, fsync, rename, fsync of the folder.
 
-    After an `OSError` (disk full, say) `path` is what it was before and nothing is left under the temporary name.
+    A reader, or a crash at any instant, sees the old file or the new one, never a part. After an error `path` is what
+    it was before and no temporary file is left.
+
+    One writer per path: the temporary file is `path` + `TEMPORARY_SUFFIX`, so that `remove_temporaries` finds what a
+    killed writer left. With `several_writers` its name is unique (and starts with a dot): none spoils the file of
+    another, the last to finish wins. `mode` is set before the name appears; by default the umask decides. Without
+    `overwrite` the first to finish wins, and the others get `FileExistsError`.
     """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    name = f".{path.name}.{secrets.token_hex(8)}" if several_writers else path.name + TEMPORARY_SUFFIX
+    temporary = path.with_name(name)
+    make = partial(os.open, mode=0o666 if mode is None else 0o600)
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "xb" if several_writers else "wb", opener=make) as file:
             file.writelines(chunks)
             file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
+        if overwrite:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)  # unlike a rename, fails if another was first
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames and removals in `directory` durable."""
+    """Make the names in `directory` durable: a rename or removal alone may be lost in a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -7,7 +7,7 @@ TransportError
 ├── Refused             the peer will not talk to us (wrong run, wrong key, wrong version)
 ├── RequestFailed       the peer understood the request and cannot serve it
 ├── PeerTimeout         a peer did not answer within its deadline
-├── LinkDown            one connection is of no more use; the client makes another (callers never see it)
+├── LinkDown            one connection has failed; the client makes another (callers never see it)
 ├── SecurityError       keys that are missing, unsafe or needed
 ├── BindError           the address cannot be bound (port in use, say)
 ├── FrameTooLarge       a frame above the configured limit, seen before it is sent or decoded
@@ -41,7 +41,7 @@ class SchemaMismatch(TransportError):
 
 
 class Refused(TransportError):
-    """The peer answered, and said no."""
+    """The peer answered, and will not serve us."""
 
 
 class RequestFailed(TransportError):
@@ -49,7 +49,7 @@ class RequestFailed(TransportError):
 
 
 class LinkDown(TransportError):
-    """One connection broke; a new one may do."""
+    """One connection has failed; a new one may work."""
 
 
 class SecurityError(TransportError, ValueError):
@@ -69,7 +69,7 @@ class FrameTooLarge(TransportError):
 
 
 class OutboxError(TransportError):
-    """The outbox could not keep its promise."""
+    """A batch could not be stored or read back."""
 
 
 class OutboxVersionError(OutboxError):

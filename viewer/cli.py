@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from runtime.base.files import read_or_make_secret
-from transport.security.exposure import is_local, netloc, reachable
+from transport.errors import SecurityError
+from transport.security.exposure import check_exposure, netloc, reachable
 from viewer.errors import ViewerError, reading
 from viewer.index.run import Run
 from viewer.index.run_index import cache_folder
@@ -109,8 +110,11 @@ def _token(host: str, file: Path | None) -> str | None:
     """The token that visitors need; `None` on a loopback address without one. Raises `UserError`."""
     if file is not None:
         return read_or_make_secret(file, "--token-file")
-    if not is_local(f"http://{netloc(host, 0)}"):
-        raise ViewerError(f"{host} is reachable from other machines: name a --token-file (it is made if missing)")
+    advice = ": name a --token-file (it is made if missing)"
+    try:
+        check_exposure(f"http://{netloc(host, 0)}", name=host, is_protected=False, advice=advice)
+    except SecurityError as error:
+        raise ViewerError(str(error)) from error
     return None
 
 

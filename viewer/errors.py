@@ -14,7 +14,7 @@ from runtime.errors import UserError
 
 
 class ViewerError(UserError):
-    """The user can mend it."""
+    """A wrong argument, which the user can mend."""
 
 
 class NotRecorded(ViewerError):

@@ -21,7 +21,7 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """Ids and texts of one model."""
+    """Ids and texts of the tokens that stand for images in one model."""
 
     image_id: int
     texts: Mapping[str, int]

@@ -1,6 +1,6 @@
 """`ImageReader`: from messages with images to messages with digests, and the patches of each image.
 
-An image is processed once as long as anybody holds its patches: the rollouts of a group, which see the same images,
+An image is processed once as long as its patches are in use: the rollouts of a group, which see the same images,
 share them, and so do the turns of one rollout. Nothing is kept beyond that.
 """
 
@@ -38,7 +38,7 @@ class ImageReader:
     def __init__(self, maker: PatchMaker, placeholders: Placeholders) -> None:
         self.placeholders = placeholders
         self._maker = maker
-        self.shelf = ImageCache()
+        self.cache = ImageCache()
         self._working = asyncio.Lock()
 
     async def read(self, messages: Sequence[Message]) -> ReadMessages:
@@ -53,19 +53,19 @@ class ImageReader:
     def join(self, parts: Sequence[ImagePatches]) -> ImagePatches:
         """All images of `parts`, in order. Equal rows of images share their memory."""
         key = tuple(digest for part in parts for digest in part.digests)
-        held = self.shelf.get(key)
+        held = self.cache.get(key)
         return held if held is not None else self._hold(joined_patches(list(parts)))
 
     async def _image(self, digest: str, url: str) -> ImagePatches:
         """Processed off the event loop, one at a time."""
-        if (held := self.shelf.get((digest,))) is not None:
+        if (held := self.cache.get((digest,))) is not None:
             return held
         async with self._working:
-            held = self.shelf.get((digest,))
+            held = self.cache.get((digest,))
             return held if held is not None else self._hold(await asyncio.to_thread(self._process, digest, url))
 
     def _hold(self, images: ImagePatches) -> ImagePatches:
-        return self.shelf.setdefault(images.digests, images)
+        return self.cache.setdefault(images.digests, images)
 
     def _process(self, digest: str, url: str) -> ImagePatches:
         cut = self._maker.cut(decoded_image(url))

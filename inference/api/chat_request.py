@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Options of a streamed reply."""
-
     include_usage: bool = False
 
 

@@ -64,7 +64,7 @@ class InferenceEngine(Protocol):
 
     @property
     def stats(self) -> EngineStats:
-        """A snapshot."""
+        """A snapshot of the counters."""
         ...
 
     async def generate(self, job: Job) -> Completion:

@@ -8,14 +8,14 @@ answer of it.
 
 import asyncio
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from inference.api.engine import InferenceEngine, describe_update, engine_facts
-from inference.api.generation import Completion, Job, ScoreJob, Scores
+from inference.api.generation import Completion, Job
 from inference.api.requests import APPLY, GENERATE, SCORE, decode_body, job_of, reply_of, score_job_of, score_reply_of
 from inference.errors import (
     AdminDisabled,
@@ -30,6 +30,7 @@ from transport.wire.codec import encode
 from transport.wire.generation import MSGPACK, AppliedWeights
 
 JSON = "application/json"
+T = TypeVar("T")
 REQUEST_TIMEOUT_S = 1800.0
 """Seconds after which a request is dropped and answered with 504. A backstop against callers that never give up: the
 orchestrator's own limit (`engines.request_timeout_s`) is 120 s by default."""
@@ -143,7 +144,8 @@ class Handlers:
     async def score(self, body: bytes) -> HttpAnswer:
         """`POST /inference/tandem/score`."""
         asked = decode_body(SCORE, body)
-        scores = await self._run_score(score_job_of(asked, self._engine().limits))
+        engine = self._engine()
+        scores = await self._in_time(engine.score(score_job_of(asked, engine.limits)), "scored")
         return HttpAnswer(200, encode(score_reply_of(asked, scores)), MSGPACK)
 
     async def get_weights(self) -> HttpAnswer:
@@ -168,18 +170,12 @@ class Handlers:
 
     async def run_job(self, job: Job) -> Completion:
         """Run `job` within the server's deadline. Raises `DeadlineExceeded`; the slot is free then."""
+        return await self._in_time(self._engine().generate(job), "finished")
+
+    async def _in_time(self, work: Awaitable[T], done: str) -> T:
         try:
             async with asyncio.timeout(self._request_timeout_s):
-                return await self._engine().generate(job)
+                return await work
         except TimeoutError as error:
-            raise self._too_late("finished") from error
-
-    async def _run_score(self, job: ScoreJob) -> Scores:
-        try:
-            async with asyncio.timeout(self._request_timeout_s):
-                return await self._engine().score(job)
-        except TimeoutError as error:
-            raise self._too_late("scored") from error
-
-    def _too_late(self, done: str) -> DeadlineExceeded:
-        return DeadlineExceeded(f"not {done} within {self._request_timeout_s:g} s; the request was dropped")
+            message = f"not {done} within {self._request_timeout_s:g} s; the request was dropped"
+            raise DeadlineExceeded(message) from error

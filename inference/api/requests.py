@@ -76,7 +76,6 @@ def check_job(job: Job, limits: EngineLimits) -> None:
 
 
 def reply_of(request: GenerateRequest, completion: Completion) -> GenerateReply:
-    """The wire form of a completion."""
     return GenerateReply(
         request_id=request.request_id,
         token_ids=EncodedTensor.of(completion.token_ids),
@@ -129,5 +128,4 @@ def score_job_of(request: ScoreRequest, limits: EngineLimits) -> ScoreJob:
 
 
 def score_reply_of(request: ScoreRequest, scores: Scores) -> ScoreReply:
-    """The wire form of scores."""
     return ScoreReply(request_id=request.request_id, logprobs=EncodedTensor.of(scores.logprobs), version=scores.version)

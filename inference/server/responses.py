@@ -13,7 +13,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def response_of(answer: HttpAnswer) -> web.Response:
-    """`answer` as aiohttp sends it."""
     return web.Response(
         body=answer.body, status=answer.status, content_type=answer.content_type, headers=answer.headers or None
     )

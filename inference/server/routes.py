@@ -48,7 +48,6 @@ async def generate(request: web.Request) -> web.Response:
 
 
 async def score(request: web.Request) -> web.Response:
-    """Log probabilities of given tokens."""
     return response_of(await request.app[STATE].handlers.score(await read_body(request)))
 
 
@@ -62,7 +61,6 @@ async def require_admin_token(request: web.Request, handler: Handler) -> web.Str
 
 
 async def get_weights(request: web.Request) -> web.Response:
-    """Version and digest that the engine serves."""
     return response_of(await request.app[STATE].handlers.get_weights())
 
 

@@ -64,7 +64,7 @@ class Prefill:
         self._slots = slots
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `AttentionBatch`. Padding leaves garbage in the cache beyond the slot's length, which nothing reads."""
+        """Padding leaves garbage in the cache beyond the slot's length, which nothing reads."""
         keys, values = self._cache.layer(layer, key, value)
         keys[self._slots, :, : key.shape[2]] = key
         values[self._slots, :, : value.shape[2]] = value
@@ -83,7 +83,7 @@ class Decode:
         self._by_heads: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `AttentionBatch`. For one query position two batched matrix products beat the fused kernels on a CPU.
+        """For one query position two batched matrix products beat the fused kernels on a CPU.
 
         Every pair of slot and key/value head is one matrix of the batch; query heads that share it are its rows.
         """
@@ -153,6 +153,5 @@ class WholeSequence:
         self.max_length = max_length
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `AttentionBatch`."""
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2)

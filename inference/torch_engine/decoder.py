@@ -39,7 +39,6 @@ class Decoder:
 
     @property
     def num_running(self) -> int:
-        """Sequences in slots."""
         return self._table.num_running
 
     @property

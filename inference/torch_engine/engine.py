@@ -58,7 +58,6 @@ class TorchEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """A snapshot."""
         running = self._decoder.num_running
         return EngineStats(
             running=running,
@@ -86,7 +85,6 @@ class TorchEngine:
                 self._thread.post(partial(self._decoder.abort, sequence.key))
 
     async def score(self, job: ScoreJob) -> Scores:
-        """See `InferenceEngine`."""
         self._check_open()
         if len(self._replies) >= self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} sequences wait to be scored already: try again later")
@@ -96,11 +94,10 @@ class TorchEngine:
         return scores
 
     async def read_served(self) -> ServedWeights:
-        """See `InferenceEngine`. The decoder holds the tensors in this process: nobody has to be asked."""
+        """The same as `served`: the decoder holds the tensors in this process, no worker has to be asked."""
         return self.served
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
-        """See `InferenceEngine`."""
         async with self._swapping:
             self._check_open()
             started = time.monotonic()

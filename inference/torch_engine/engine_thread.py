@@ -47,7 +47,7 @@ class EngineThread:
         self._orders.put(order)
 
     def call(self, function: Callable[[], _T]) -> "asyncio.Future[_T]":
-        """What `function` returns in the thread. It is not run when nobody waits for it any more."""
+        """The result of `function`, which runs in the thread, or not at all once the caller has gone."""
         reply: asyncio.Future[_T] = self._loop.create_future()
         self.post(lambda: None if reply.done() else self._answer(reply, function()))
         return reply
@@ -88,5 +88,5 @@ class EngineThread:
     def _tell(self, callback: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: the process is ending and nobody listens
+        except RuntimeError:  # the loop is closed: the process is ending, no caller is left
             self._stopped = True

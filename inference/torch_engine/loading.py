@@ -87,7 +87,7 @@ def load_slot_model(config: ServedModelConfig, num_slots: int, max_length: int) 
 
 
 def _load(config: ServedModelConfig) -> PreTrainedModel:
-    """A model that sees is not a causal LM to transformers."""
+    """transformers does not count a vision model among the causal LMs."""
     kind = AutoModelForImageTextToText if sees_images(config.path) else AutoModelForCausalLM
     return kind.from_pretrained(
         config.path, dtype=getattr(torch, config.dtype), attn_implementation="eager", local_files_only=True

@@ -18,7 +18,7 @@ _BITS = 48
 
 
 class Sampled(NamedTuple):
-    """One step of the batch."""
+    """The tokens of one decode step and their log probabilities."""
 
     tokens: Tensor
     """int64[B]."""

@@ -71,12 +71,10 @@ class SlotTable:
 
     @property
     def num_running(self) -> int:
-        """Occupied slots."""
         return len(self.sequences)
 
     @property
     def num_free(self) -> int:
-        """Slots that can be given away."""
         return self.num_slots - self.num_running
 
     def add(self, sequence: EngineSequence) -> int:

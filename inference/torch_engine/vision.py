@@ -28,7 +28,7 @@ class Vision:
         self.limits = image_limits(model.config)
 
     def forward(self, tokens: Tensor, images: Sequence[Images | None], slots: AttentionBatch) -> Tensor:
-        """Hidden states `[B, T, H]` of `tokens[B, T]`; `images[i]` are the of_row of row `i`."""
+        """Hidden states `[B, T, H]` of `tokens[B, T]`; `images[i]` are those of row `i`."""
         length = tokens.shape[1]
         embeddings = self._model.get_input_embeddings()(tokens)
         deepstack: dict[str, object] = {}
@@ -65,7 +65,7 @@ class Vision:
         return torch.from_numpy(np.stack(rows, axis=1))
 
     def _features(self, images: Sequence[Images]) -> BaseModelOutputWithPooling:
-        """What the tower makes of all of_row, in the order of the rows; equal ones are computed once."""
+        """What the vision tower makes of all images, in the order of the rows; equal ones are computed once."""
         unique = {of_row.digest: of_row for of_row in images}
         starts = dict(
             zip(unique, np.cumsum([0, *(len(each.grids) for each in unique.values())]).tolist(), strict=False)

@@ -64,7 +64,7 @@ def _entries(folder: Path) -> "Iterator[tuple[str, safe_open]]":
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no dict
+                for name in file.keys():  # noqa: SIM118 - it is not a dict
                     if name not in skipped:
                         yield name, file
         except SafetensorError as error:

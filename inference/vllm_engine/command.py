@@ -18,7 +18,7 @@ STAGING_GRACE_S = 60.0
 
 
 def config_from_environment() -> InferenceConfig:
-    """That of the service that started vLLM. Raises `RuntimeError` when vLLM was started by something else."""
+    """The config of the service that started vLLM. Raises `RuntimeError` when vLLM was started by something else."""
     value = os.environ.get(CONFIG_VARIABLE)
     if value is None:
         raise RuntimeError(f"{CONFIG_VARIABLE} is not set: start vLLM with `inference --engine vllm`")

@@ -66,7 +66,6 @@ class VllmEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be served."""
         return self.failure is None and not self._client.errored
 
     @property
@@ -83,7 +82,7 @@ class VllmEngine:
         )
 
     async def generate(self, job: Job) -> Completion:
-        """See `InferenceEngine`. vLLM's own limits apply beside ours."""
+        """vLLM's own limits apply beside ours."""
         self._check_alive()
         if self._num_open >= self.limits.max_batch_size + self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} requests are waiting already: try again later")
@@ -101,11 +100,11 @@ class VllmEngine:
         return completion
 
     async def score(self, job: ScoreJob) -> Scores:
-        """See `InferenceEngine`. Teachers are served by the embedded engine."""
+        """Always raises `Unsupported`: teachers are served by the embedded engine."""
         raise Unsupported("vLLM does not score given tokens at a temperature: serve teachers with --engine torch")
 
     async def apply_weights(self, location: str, version: int) -> ServedWeights:
-        """See `InferenceEngine`. Staged while decoding goes on; requests in flight go on with the new weights, and
+        """Staged while decoding goes on; requests in flight go on with the new weights, and
         their KV cache is computed anew."""
         async with self._updating:
             self._check_alive()

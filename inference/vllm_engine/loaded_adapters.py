@@ -1,7 +1,7 @@
 """`LoadedAdapters`: the adapters in vLLM, one per policy version, each under a name and a folder of its own.
 
 A request borrows the newest and keeps it to its end, so all of its tokens are of one version; vLLM's prefix cache goes
-by the adapter's name, so versions never share an entry. An adapter leaves when nobody has borrowed it and two newer
+by the adapter's name, so versions never share an entry. An adapter leaves when no request has borrowed it and two newer
 ones are there; its folder stays as long, because vLLM reads it again when it has evicted what was in it.
 """
 

@@ -49,7 +49,7 @@ class EndpointPlugin:
         self._routes = Routes(path.name, token, REQUEST_TIMEOUT_S, max_body_bytes(path))
 
     def attach_router(self, app: "FastAPI") -> None:
-        """See vLLM's `EndpointPlugin`."""
+        """vLLM's hook: add our routes to its server."""
         routes = self._routes
         for method, path, handler in (
             ("GET", "/health", routes.health),
@@ -61,7 +61,7 @@ class EndpointPlugin:
             app.add_api_route(path, handler, methods=[method], include_in_schema=False, response_model=None)
 
     async def init_state(self, engine_client: "EngineClient | None", state: "State", args: Namespace) -> None:
-        """See vLLM's `EndpointPlugin`. Version 0 is what vLLM has loaded."""
+        """vLLM's hook, called when the model is loaded, which is version 0."""
         from inference.vllm_engine.engine import VllmEngine
         from inference.vllm_engine.loaded_adapters import LoadedAdapters
 

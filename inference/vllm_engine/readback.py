@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NUM_PROBES = 4
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""Of the largest output."""
+"""Largest difference that rounding explains, as a share of the largest output."""
 _EMBEDDING = "model.embed_tokens.weight"
 
 

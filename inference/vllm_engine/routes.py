@@ -68,12 +68,10 @@ class Routes:
 
     @responding
     async def generate(self, request: Request) -> HttpAnswer:
-        """Sample tokens after a prompt of tokens."""
         return await _until_gone(request, self._handlers.generate(await self._body(request)))
 
     @responding
     async def score(self, request: Request) -> HttpAnswer:
-        """Log probabilities of given tokens."""
         return await self._handlers.score(await self._body(request))
 
     @responding

@@ -42,17 +42,17 @@ minutes, and one that dies more often has a cause that another start does not re
 
 
 class VllmCondition(StrEnum):
-    """What the server is found to be."""
+    """How the server looks from outside."""
 
     ABSENT = "absent"
     """It does not answer: still loading, or too busy, or hanging."""
     OK = "ok"
     FOREIGN = "foreign"
-    """Somebody answers who is not our plugin."""
+    """Another server answers on the port, not our plugin."""
     DEAD = "dead"
     """It answers that its engine has died, or that it holds weights it cannot vouch for."""
     ENDED = "ended"
-    """The process is gone."""
+    """The process has ended."""
 
 
 class VllmHealth(msgspec.Struct, frozen=True):
@@ -71,20 +71,20 @@ class VllmServer:
         self._child = Child("vllm", command, environment=environment, log=log, forward=lambda name, line: None)
         self._url = url
         self.report: VllmHealth | None = None
-        """What it said last."""
+        """The last answer to `/health`."""
 
     @property
     def pid(self) -> int:
-        """Of the API server."""
+        """Process id of vLLM's API server."""
         return self._child.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it lives."""
+        """`None` while the process lives."""
         return self._child.exit_code
 
     def last_lines(self) -> list[str]:
-        """The end of its output."""
+        """The last lines of its output."""
         return self._child.last_lines()
 
     def look(self) -> VllmCondition:
@@ -230,7 +230,7 @@ class VllmSupervisor:
 def reserve(host: str, port: int) -> socket.socket:
     """A bound socket that never listens: the port stays ours between two lives of vLLM, which binds it, too.
 
-    Raises `UserError` when somebody listens there.
+    Raises `UserError` when another process listens there.
     """
     reserved = socket.socket(family_of(host), socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

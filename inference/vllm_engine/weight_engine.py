@@ -92,16 +92,16 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
         logger.info("version %d (%s) is in the model: %s", staged.version, staged.digest[:8], held)
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to connect to."""
+        """vLLM's hook. Does nothing: there is no connection to set up."""
 
     def start_weight_update(self) -> None:
-        """Nothing changes before all of the publish is there."""
+        """vLLM's hook. Does nothing: no weight changes before all of the publish is there."""
 
     def finish_weight_update(self) -> None:
-        """All was done at once."""
+        """vLLM's hook. Does nothing: `receive_weights` has done all of it."""
 
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """vLLM's hook. Does nothing: there is no connection to release."""
 
     def _receive(self, location: str, version: int, given_up: threading.Event, before: threading.Thread | None) -> None:
         if before is not None:
@@ -112,7 +112,7 @@ class PublishedWeightEngine(WeightTransferEngine[NoInit, StagedVersion]):
             self._check_fits(weights)
         except WeightsRefused as error:
             self._refused = str(error)
-        except Exception as error:  # a thread's exception is seen by nobody: the update must not wait for ever
+        except Exception as error:  # no caller sees a thread's exception: the update must not wait for ever
             logger.exception("cannot load %s", location)
             self._refused = f"version {version} is not loaded: {error!r}"
         else:

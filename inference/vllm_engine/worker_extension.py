@@ -23,11 +23,9 @@ class WorkerExtension:
     model_runner: "GPUModelRunner"
 
     def tandem_stage(self, location: str, version: int) -> None:
-        """See `PublishedWeightEngine.stage`."""
         self.weight_transfer_engine.stage(location, version)
 
     def tandem_staging(self) -> str | None:
-        """See `PublishedWeightEngine.staging`."""
         return self.weight_transfer_engine.staging()
 
     def tandem_served(self) -> tuple[int, str] | None:

@@ -63,7 +63,9 @@ def fitting_pairs(
 
 
 class AdapterBase:
-    """Of the model in service. Calls belong to one update at a time; decoding may go on meanwhile.
+    """The base weights of the model in service, so that adapters can be merged into it.
+
+    Calls belong to one update at a time; decoding may go on meanwhile.
 
     The model computes with `W + alpha / rank * B @ A`, which costs a decode step nothing. The next adapter needs `W`
     again: a copy is kept of the tensors that adapters change, and of no others.

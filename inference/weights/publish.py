@@ -50,7 +50,7 @@ def read_publish(
         tensors: dict[str, Tensor] = {}
         for shard in manifest.shards:
             if given_up is not None and given_up.is_set():  # else each try that timed out would fill the memory
-                raise WeightsError("nobody waits for it any more")
+                raise WeightsError("it was given up: its caller does not wait any more")
             tensors |= _read_shard(manifest_path.parent, shard)
         _check_tensors(manifest, tensors)
     except (WeightsError, OSError) as error:
@@ -104,7 +104,6 @@ def tensors_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """Hash of a tensor's raw bytes."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return hash_bytes(flat.view(torch.uint8).numpy().data)
 

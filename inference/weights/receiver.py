@@ -29,7 +29,7 @@ class ReceivingGroup(Protocol):
     """What we use of a process group; torch's own types say too little."""
 
     def broadcast(self, tensors: list[torch.Tensor], opts: dist.BroadcastOptions) -> dist.Work:
-        """From the root to all."""
+        """Receive from the root."""
         ...
 
 
@@ -82,7 +82,6 @@ class WeightReceiver:
     run_id: str
     settings: FetchSettings = field(default_factory=FetchSettings)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where the model is."""
 
     def receive(self, location: str, version: int, given_up: threading.Event) -> VerifiedWeights:
         """All of `version`. Blocks; setting `given_up` ends a transfer soon. Raises `WeightsRefused`."""

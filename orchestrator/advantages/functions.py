@@ -3,8 +3,6 @@
 A group whose rewards are all equal, a group of one included, gets exact zeros from every function with a baseline.
 """
 
-import importlib
-import inspect
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +18,7 @@ from orchestrator.config.advantage import (
     ReinforcePpAdvantageConfig,
     RlooAdvantageConfig,
 )
-from runtime.errors import UserError
+from runtime.base.imported import load_function
 
 _EPSILON = 1e-6
 """Keeps quotients finite; far below any reward spread that means something."""
@@ -97,23 +95,5 @@ def make_advantage(config: AdvantageConfig) -> NamedAdvantage:
         case PpoAdvantageConfig():
             return NamedAdvantage("ppo", as_rewarded, can_vanish=False)
         case CustomAdvantageConfig():
-            return load_custom(config)
-
-
-def load_custom(config: CustomAdvantageConfig) -> NamedAdvantage:
-    """The function at `package.module:name`, with its arguments. Raises `UserError`, which says what is wrong."""
-    what = f"advantage.import_path = {config.import_path!r}"
-    module_name, _, name = config.import_path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise UserError(f"{what}: {error} (is its folder on PYTHONPATH?)") from error
-    except AttributeError as error:
-        raise UserError(f"{what}: {error}") from error
-    if not callable(function):
-        raise UserError(f"{what} is a {type(function).__name__}, not a function")
-    try:
-        inspect.signature(function).bind(None, **config.kwargs)
-    except TypeError as error:
-        raise UserError(f"{what} cannot be called with advantage.kwargs {config.kwargs}: {error}") from error
-    return NamedAdvantage(config.import_path, partial(function, **config.kwargs))
+            function = load_function(config.import_path, config.kwargs, section="advantage")
+            return NamedAdvantage(config.import_path, partial(function, **config.kwargs))

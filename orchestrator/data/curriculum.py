@@ -1,7 +1,5 @@
 """`Curriculum`: the examples that one environment visits, drawn in rounds by weights from earlier outcomes."""
 
-import importlib
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +13,7 @@ from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.data.seeds import permutation, uniforms
 from orchestrator.errors import CurriculumError
 from orchestrator.values.group import STALE, ZERO_SIGNAL, GroupKey, ScoredGroup
-from runtime.errors import UserError
+from runtime.base.imported import load_function
 
 Float64s = npt.NDArray[np.float64]
 
@@ -71,23 +69,11 @@ def difficulty(stats: ExampleStats, *, target: float, spread: float, floor: floa
 def make_weights(config: DifficultyCurriculumConfig | CustomCurriculumConfig) -> NamedWeights:
     """The function that the config asks for. Raises `UserError` for a `custom` one that cannot be called."""
     if isinstance(config, CustomCurriculumConfig):
-        return _load_custom(config)
+        function = load_function(config.import_path, config.kwargs, section="curriculum")
+        return NamedWeights(config.import_path, partial(function, **config.kwargs))
     return NamedWeights(
         "difficulty", partial(difficulty, target=config.target, spread=config.spread, floor=config.floor)
     )
-
-
-def _load_custom(config: CustomCurriculumConfig) -> NamedWeights:
-    what = f"curriculum.import_path = {config.import_path!r}"
-    module_name, _, name = config.import_path.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-        inspect.signature(function).bind(None, **config.kwargs)
-    except ImportError as error:
-        raise UserError(f"{what}: {error} (is its folder on PYTHONPATH?)") from error
-    except (AttributeError, TypeError) as error:
-        raise UserError(f"{what} cannot be called with curriculum.kwargs {config.kwargs}: {error}") from error
-    return NamedWeights(config.import_path, partial(function, **config.kwargs))
 
 
 Indices = npt.NDArray[np.int64]

@@ -1,42 +1,18 @@
 """Files that services share: written whole or not at all, secrets for their owner, a model's own config."""
 
+import contextlib
 import json
-import os
 import secrets
 import stat
-import tempfile
 from pathlib import Path
 
 from runtime.errors import UserError
+from transport.durable import write_durably
 
 
 def atomic_write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`, durably: after return the new content survives a power cut.
-
-    A reader, or a crash at any instant, sees the old file or the new one, never a part. The temporary file lies beside
-    `path` (its name starts with a dot) and is removed when writing fails. Raises `OSError`.
-    """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in `path` durable: a rename alone may be lost in a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Replace `path` by `data`, durably (`write_durably`), whoever else writes it. Raises `OSError`."""
+    write_durably(path, [data], several_writers=True, mode=mode)
 
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -63,20 +39,9 @@ def read_or_make_secret(path: Path, key: str = "admin_token_file") -> str:
 
 def _make(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(secrets.token_urlsafe(32))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)  # unlike a rename, fails if another service was first
-        except FileExistsError:
-            return
-    finally:
-        temporary.unlink()
-    sync_directory(path.parent)
+    secret = secrets.token_urlsafe(32).encode()
+    with contextlib.suppress(FileExistsError):  # another service was first
+        write_durably(path, [secret], several_writers=True, mode=0o600, overwrite=False)
 
 
 def sees_images(folder: Path) -> bool:

@@ -19,10 +19,8 @@ FILES = sorted(
     if not {"build", "dist"} & set(path.relative_to(ROOT).parts)
 )
 MAY_IMPORT_BY_NAME = {
-    "orchestrator/advantages/functions.py": "a custom advantage function, named in the user's config",
-    "orchestrator/data/curriculum.py": "a custom curriculum, named in the user's config",
     "orchestrator/envs/verifiers/loading.py": "an environment, named in the user's config",
-    "trainer/losses/factory.py": "a custom loss, named in the user's config",
+    "runtime/base/imported.py": "a custom advantage function, curriculum or loss, named in the user's config",
 }
 """Files that import a module whose name is data, and why that data is the user's own."""
 IMPORTS = """

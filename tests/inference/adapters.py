@@ -30,7 +30,7 @@ def make_adapter(model: PreTrainedModel, seed: int, targets: tuple[str, ...] = T
 
 
 def with_adapter(base: PreTrainedModel, adapter: dict[str, Tensor]) -> PreTrainedModel:
-    """`base` with an adapter: the oracle."""
+    """`base` with an adapter: the reference."""
     model = copy.deepcopy(base)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

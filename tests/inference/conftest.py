@@ -31,7 +31,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def model() -> PreTrainedModel:
-    """The model that the engine loads: the oracle of most tests."""
+    """The model that the engine loads: the reference of most tests."""
     return make_model()
 
 

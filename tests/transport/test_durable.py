@@ -43,6 +43,33 @@ def test_missing_folder_is_an_os_error(tmp_path: Path) -> None:
         sync_directory(tmp_path / "nowhere")
 
 
+def test_several_writers_never_touch_the_temporary_file_of_one(tmp_path: Path) -> None:
+    (tmp_path / "file.tmp").write_bytes(b"half")
+    write_durably(tmp_path / "file", [b"whole"], several_writers=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"whole", "file.tmp": b"half"}
+
+
+def test_without_overwriting_the_first_writer_wins(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_durably(path, [b"first"], overwrite=False)
+    with pytest.raises(FileExistsError):
+        write_durably(path, [b"second"], overwrite=False)
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_umask_decides_unless_a_mode_is_given(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_durably(tmp_path / "default", [b""])
+        write_durably(tmp_path / "open", [b""], mode=0o644)
+        write_durably(tmp_path / "secret", [b""], mode=0o600)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"default": 0o640, "open": 0o644, "secret": 0o600}
+
+
 def test_only_temporaries_are_removed(tmp_path: Path) -> None:
     (tmp_path / "a.batch.tmp").write_bytes(b"")
     (tmp_path / "b.batch").write_bytes(b"")

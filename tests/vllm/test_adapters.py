@@ -141,7 +141,7 @@ async def test_torn_adapter_is_refused(
     assert await served(http, server) == before
 
 
-def test_oracle_has_versions_that_differ(models: dict[int, PreTrainedModel]) -> None:
+def test_reference_has_versions_that_differ(models: dict[int, PreTrainedModel]) -> None:
     tokens = torch.arange(8)[None]
     with torch.no_grad():
         logits = [models[version](tokens).logits for version in (0, 1, 2)]

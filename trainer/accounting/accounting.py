@@ -30,7 +30,7 @@ class Accounting:
 
     @classmethod
     def of(cls, micro_batches: Sequence[MicroBatch]) -> "Accounting":
-        """What this rank trains."""
+        """The sums over the micro batches of this rank."""
         real = [batch for batch in micro_batches if not batch.is_dummy]
         images = [batch.images for batch in real if batch.images is not None]
         return cls(

@@ -51,12 +51,11 @@ class FakeSource:
         return build_batch(self._run_id, step, self._samples(step)).manifest
 
     def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        """Samples of the batch."""
         batch = build_batch(self._run_id, manifest.step, self._samples(manifest.step))
         return decode_rows(batch.manifest, rows, [batch.frames[row] for row in rows])
 
     def close(self, reason: str) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no connection."""
 
     def _samples(self, step: int) -> list[TrainingSample]:
         rng = np.random.default_rng((self._seed, step))

@@ -64,7 +64,7 @@ class Inbox:
         try:
             self._source.manifest(last_step + 1)
         except PeerLostError as error:
-            logger.warning(f"the run is complete, but nobody says that the engines have its last version: {error}")
+            logger.warning(f"the run is complete; whether the engines have its last version is unknown: {error}")
 
     def close(self, reason: str) -> None:
         """Leave the source, and say why."""
@@ -93,7 +93,7 @@ class Inbox:
 
 
 class Reporter:
-    """What the training loop tells. All calls are collective; the peer hears each report from the first rank alone."""
+    """Reports of the training loop. All calls are collective; the orchestrator gets each from the first rank alone."""
 
     def __init__(self, reports: ProgressReports, ranks: Ranks, *, stop: Shutdown, health: Health) -> None:
         self._reports = reports
@@ -102,11 +102,11 @@ class Reporter:
         self._health = health
 
     def published(self, weights: PublishedWeights) -> None:
-        """Engines can load a policy version."""
+        """Report that engines can load a policy version."""
         self._together(lambda: self._reports.published(weights) if self._ranks.is_first else None)
 
     def trained(self, step: int) -> None:
-        """The optimizer has stepped on batch `step`."""
+        """Report that the optimizer has stepped on batch `step`."""
         self._together(lambda: self._reports.trained(step))
 
     def committed(self, step: int) -> None:

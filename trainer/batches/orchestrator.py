@@ -58,11 +58,9 @@ class OrchestratorLink:
         )
 
     def connect(self) -> None:
-        """Be welcomed by the orchestrator."""
         self._report("to answer", self._client.hello)
 
     def manifest(self, step: int) -> BatchManifest | NoBatch:
-        """Batch `step`."""
         try:
             with self._call(f"batch {step} from the orchestrator", interruptible=True):
                 return self._client.manifest(step) or NoBatch.END
@@ -75,22 +73,18 @@ class OrchestratorLink:
             return self._client.samples(manifest, rows)
 
     def published(self, weights: PublishedWeights) -> None:
-        """Tell of a policy version."""
         self._report(
             f"to note version {weights.version}",
             lambda: self._client.weights_published(weights.version, weights.location, weights.digest, weights.canary),
         )
 
     def trained(self, step: int) -> None:
-        """Tell of a trained step."""
         self._report(f"to note step {step}", lambda: self._client.trained(step))
 
     def committed(self, step: int) -> None:
-        """Tell of a durable checkpoint."""
         self._report(f"to note the checkpoint of step {step}", lambda: self._client.committed(step))
 
     def close(self, reason: str) -> None:
-        """Say goodbye."""
         self._client.close(reason)
 
     def _report(self, what: str, call: Callable[[], object]) -> None:

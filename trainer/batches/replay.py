@@ -39,14 +39,13 @@ class ReplaySource:
         return self._file(step).manifest
 
     def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
-        """Samples of the recorded batch."""
         try:
             return decode_rows(manifest, rows, self._file(manifest.step).frames(rows))
         except TransportError as error:
             raise UserError(f"cannot replay: {error}") from error
 
     def close(self, reason: str) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no connection."""
 
     def _folders(self) -> tuple[Path, Path]:
         return self._directory, self._directory / RETIRED_NAME

@@ -9,7 +9,7 @@ Four layers between the training loop and the socket:
       Link                 new connection, `Hello` and request after a fault     (transport/client/link.py)
     Connection             the DEALER socket itself                              (transport/client/connection.py)
 
-A recording, fake data and a finished run are sources that nobody reports to.
+A recording, fake data and a finished run are sources without a receiver of reports.
 """
 
 from collections.abc import Sequence
@@ -63,23 +63,22 @@ class ProgressReports(Protocol):
 
 
 class NoReports:
-    """`ProgressReports` of a run without an orchestrator: nobody is told."""
+    """`ProgressReports` of a run without an orchestrator: does nothing."""
 
     def published(self, weights: PublishedWeights) -> None:
-        """Does nothing."""
+        pass
 
     def trained(self, step: int) -> None:
-        """Does nothing."""
+        pass
 
     def committed(self, step: int) -> None:
-        """Does nothing."""
+        pass
 
 
 class FinishedRun:
-    """A `BatchSource` without batches."""
+    """The `BatchSource` of a run that has ended: there is no further batch."""
 
     def manifest(self, step: int) -> NoBatch:
-        """Always the end of the run."""
         return NoBatch.END
 
     def samples(self, manifest: BatchManifest, rows: Sequence[int]) -> Sequence[TrainingSample]:
@@ -87,4 +86,4 @@ class FinishedRun:
         raise AssertionError(f"samples of batch {manifest.step} of a finished run")
 
     def close(self, reason: str) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no connection."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from loguru import logger
 
-from runtime.base.files import atomic_write, sync_directory
+from runtime.base.files import atomic_write
 from runtime.errors import StorageError
 from trainer.checkpoints.manifest import (
     FORMAT,
@@ -38,6 +38,7 @@ from trainer.config.trainer import CheckpointConfig
 from trainer.ranks import BackgroundCall, Ranks
 from trainer.step.report import TrainProgress
 from trainer.weights.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
+from transport.durable import sync_directory
 
 RETRY_PAUSE_S = 1.0
 """Pause before a step is saved again that could not be saved, doubled each time: the run is at its end."""
@@ -65,9 +66,9 @@ class Origin:
 
 
 class Checkpoints:
-    """Checkpoints of one run below `root`, and the commit of each: whoever `report_commits` names hears of a step as
-    soon as `save`, `saved` or `finish` sees that its checkpoint is durable. All methods but `due` and `report_commits`
-    are collective: every rank calls them."""
+    """Checkpoints of one run below `root`, and the commit of each: the function given to `report_commits` is called
+    with a step as soon as `save`, `saved` or `finish` sees that its checkpoint is durable. All methods but `due` and
+    `report_commits` are collective: every rank calls them."""
 
     def __init__(self, root: Path, origin: Origin, config: CheckpointConfig, ranks: Ranks) -> None:
         self._root = root
@@ -175,7 +176,6 @@ class Checkpoints:
         return msgspec.json.decode((folder / PROGRESS_NAME).read_bytes(), type=TrainProgress)
 
     def folder(self, step: int) -> Path:
-        """Where the checkpoint of `step` is."""
         return checkpoint_dir(self._root, step)
 
     def _seal(self, folder: Path, step: int) -> None:
@@ -195,7 +195,7 @@ class Checkpoints:
         return b""
 
     def _give_back(self, folder: Path) -> None:
-        """What a failed save has written takes the room that the next one needs."""
+        """Delete what a failed save has written: the next one needs the room."""
         if self._ranks.is_first and folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -242,7 +242,7 @@ def _join(step: int, call: BackgroundCall[None]) -> None:
 
 
 def _outcome(call: BackgroundCall[None]) -> bytes:
-    """`OSError` if the disk refused a save that has ended."""
+    """Raise `OSError` if the disk refused the save, which has ended."""
     try:
         call.result()
     except StorageError as error:

@@ -23,8 +23,6 @@ _CHUNK_BYTES = 8 << 20
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of the checkpoint."""
-
     path: str
     """Relative to the checkpoint's folder."""
     num_bytes: int

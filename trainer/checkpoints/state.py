@@ -36,7 +36,7 @@ FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class TrainState:
-    """What is trained."""
+    """Everything that an optimizer step changes and a checkpoint holds."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -129,7 +129,7 @@ def _read_metadata(reader: HuggingFaceStorageReader) -> Mapping[str, object]:
 
 @contextmanager
 def _dcp(is_distributed: bool) -> Iterator[None]:
-    """Calls of DCP: its errors, which are no `Exception`s, become a `StorageError`; without a process group it warns
+    """Calls of DCP: its errors, which are not `Exception`s, become a `StorageError`; without a process group it warns
     that it assumes a single process, which is what we ask it for."""
     with nullcontext() if is_distributed else warnings.catch_warnings(action="ignore", category=UserWarning):
         try:

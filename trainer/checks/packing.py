@@ -1,4 +1,4 @@
-"""The slow truth about packing: each segment as a row of its own.
+"""The reference for packing: each segment as a row of its own.
 
 `verify_packing` holds the chosen model and kernel to it at start-up, because every known way of getting packing wrong
 (kernels, caches, layers that mix positions) is silent: the loss looks fine, and samples see each other.

@@ -10,7 +10,7 @@ from runtime.config.config import Config, HealthConfig, ServiceConfig
 from runtime.config.keys import Advanced
 from trainer.config.loss import DppoLossConfig, LossConfig
 from trainer.config.model import CriticConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from transport.security.exposure import is_local, netloc
+from transport.security.exposure import check_exposure, netloc
 
 
 class CheckpointConfig(Config):
@@ -51,18 +51,21 @@ class WeightsConfig(Config):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> "WeightsConfig":
-        if self.channel == "filesystem" or self.insecure or is_local(f"tcp://{netloc(self.host, self.port)}"):
+        if self.channel == "filesystem":
             return self
+        advice = ": set weights.keys_dir, or weights.insecure = true"
         if self.channel == "collective":
-            raise ValueError(
-                f"weights.host {self.host} is reachable from other machines, and process groups are not protected: "
-                "set weights.insecure = true in a private network, or weights.channel = 'zmq' with keys"
+            advice = (
+                ", and process groups are not protected: set weights.insecure = true in a private network, "
+                "or weights.channel = 'zmq' with keys"
             )
-        if self.keys_dir is None:
-            raise ValueError(
-                f"weights.host {self.host} is reachable from other machines: set weights.keys_dir, "
-                "or weights.insecure = true"
-            )
+        check_exposure(
+            f"tcp://{netloc(self.host, self.port)}",
+            name=f"weights.host {self.host}",
+            is_protected=self.channel == "zmq" and self.keys_dir is not None,
+            insecure=self.insecure,
+            advice=advice,
+        )
         return self
 
 

@@ -57,12 +57,12 @@ class OwnCritic(Critic):
         return _values(self.value_head, hidden[batch.loss_tokens.index - 1])
 
     def estimate(self, policy: Policy, batch: MicroBatch) -> Tensor:
-        """Without the policy."""
+        """Runs the critic's own trunk; the policy is not needed."""
         values: Tensor = self(batch)
         return values
 
     def backward(self, policy_loss: Tensor, value_loss: ValueLoss, batch: MicroBatch, scores: TokenScores) -> None:
-        """One after the other."""
+        """Backward through the policy, then through the critic."""
         policy_loss.backward()  # type: ignore[no-untyped-call]
         value_loss(self(batch)).backward()  # type: ignore[no-untyped-call]
 
@@ -83,7 +83,7 @@ class SharedCritic(Critic):
         return self._of(policy(batch))
 
     def backward(self, policy_loss: Tensor, value_loss: ValueLoss, batch: MicroBatch, scores: TokenScores) -> None:
-        """Both at once, through the trunk."""
+        """One backward pass of both losses through the shared trunk."""
         (policy_loss + value_loss(self._of(scores))).backward()  # type: ignore[no-untyped-call]
 
     def _of(self, scores: TokenScores) -> Tensor:

@@ -69,22 +69,18 @@ class CriticStep(NoCriticStep):
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
 
     def learners(self) -> list[CriticLearner]:
-        """The critic."""
         return [self.learner]
 
     def backward(self, place: int, policy_loss: Tensor, batch: MicroBatch, scores: TokenScores) -> None:
-        """Add the gradients of both losses."""
         targets = self._targets[place].to(self._device)
         self.learner.critic.backward(
             policy_loss, lambda values: self._value_loss(values, targets, batch), batch, scores
         )
 
     def total_loss(self) -> float:
-        """Summed over all ranks."""
         return float(sum_over_ranks(self._loss))
 
     def add_totals(self, totals: EnvTotals) -> EnvTotals:
-        """Both, of the same envs."""
         return totals.beside(self._stats.totals())
 
     def metrics(self, loss: float, grad_norms: Sequence[float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """`estimate_values`: values of a batch before its first optimizer step, and its samples with the advantages they give.
 
-    pack ─▶ values of own tokens (no gradient) ─▶ sum over ranks: everybody has all ─▶ GAE ─▶ samples, value targets
+    pack ─▶ values of own tokens (no gradient) ─▶ sum over ranks: every rank has all ─▶ GAE ─▶ samples, value targets
 
 A trajectory may be spread over ranks, so ranks exchange values: a few bytes per trained token. From then on a critic's
 advantages are the samples' own, and nothing downstream knows the difference.
@@ -41,7 +41,6 @@ class ValueTargets:
     """bool[L]: tokens whose value is trained."""
 
     def to(self, device: torch.device) -> "ValueTargets":
-        """The same on `device`."""
         return ValueTargets(self.old_values.to(device), self.returns.to(device), self.members.to(device))
 
 
@@ -56,7 +55,7 @@ class BatchValues:
     env_names: tuple[str, ...]
 
     def targets(self, batch: MicroBatch) -> ValueTargets:
-        """Of a micro batch on the host."""
+        """The targets of a micro batch that is on the host."""
         slots = token_slots(batch, self.offsets)
         old_values, returns = (column[slots].astype(np.float32) for column in (self.values, self.credit.returns))
         members = torch.from_numpy(self.credit.is_target[slots])
@@ -97,7 +96,7 @@ def estimate_values(
 ) -> BatchValues:
     """Credit for the batch, the same on every rank, from all micro batches and samples of each. Collective.
 
-    Raises `CriticMismatch` for a batch that is not a critic's to judge.
+    Raises `CriticMismatch` for a batch that was not made for a critic.
     """
     loss_tokens = manifest.columns.loss_tokens.numpy().astype(np.int64)
     offsets = np.cumsum(loss_tokens) - loss_tokens

@@ -31,7 +31,6 @@ class ImageInputs:
     num_patches: int
 
     def to(self, device: torch.device) -> "ImageInputs":
-        """The same on `device`."""
         return replace(
             self,
             pixel_values=self.pixel_values.to(device),

@@ -33,7 +33,7 @@ def grpo_clip_higher(inputs: RlInputs, *, epsilon_low: float, epsilon_high: floa
 
 
 def gspo(inputs: RlInputs, *, epsilon_low: float, epsilon_high: float) -> RlOutputs:
-    """The same on one ratio per sample: the geometric mean of the ratios of its tokens.
+    """As `grpo_clip_higher`, on one ratio per sample: the geometric mean of the ratios of its tokens.
 
     Its gradient is spread over the tokens of the sample (each has the sample's ratio as value and the gradient of its
     own log probability), so that advantages and weights by token keep their meaning.

@@ -1,7 +1,5 @@
 """From the config to the `rl` loss: a built-in one by name, or the user's own by its import path."""
 
-import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +8,8 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from runtime.base.imported import load_function
+from runtime.errors import UserError
 from trainer.config.loss import CustomLossConfig, LossConfig
 from trainer.errors import LossInvalid
 from trainer.losses import builtin
@@ -28,7 +28,6 @@ class CustomLoss:
     kwargs: Mapping[str, JsonValue] = field(default_factory=dict)
 
     def __call__(self, inputs: RlInputs) -> RlOutputs:
-        """Loss of each token."""
         outputs = self.function(inputs, **self.kwargs)
         if not isinstance(outputs, RlOutputs):
             raise LossInvalid(f"{self.name} must return RlOutputs, got {type(outputs).__name__}")
@@ -44,21 +43,11 @@ class CustomLoss:
 
 
 def load_custom_loss(import_path: str, kwargs: Mapping[str, JsonValue]) -> CustomLoss:
-    """The function at `package.module:name`. Raises `LossInvalid`, which says what was not found."""
-    module_name, _, name = import_path.partition(":")
+    """The function at `package.module:name`. Raises `LossInvalid`, which says what is wrong with it."""
     try:
-        function: object = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise LossInvalid(f"loss.import_path = {import_path!r}: {error} (is its folder on PYTHONPATH?)") from error
-    except AttributeError as error:
-        raise LossInvalid(f"loss.import_path = {import_path!r}: {error}") from error
-    if not callable(function):
-        raise LossInvalid(f"loss.import_path = {import_path!r} is a {type(function).__name__}, not a function")
-    try:
-        inspect.signature(function).bind(None, **kwargs)
-    except TypeError as error:
-        raise LossInvalid(f"{import_path} cannot be called with loss.kwargs {dict(kwargs)}: {error}") from error
-    return CustomLoss(import_path, function, kwargs)
+        return CustomLoss(import_path, load_function(import_path, kwargs, section="loss"), kwargs)
+    except UserError as error:
+        raise LossInvalid(str(error)) from error
 
 
 def _describe(values: object) -> str:

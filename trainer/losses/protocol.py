@@ -63,7 +63,7 @@ class RlOutputs:
 
     @property
     def is_masked(self) -> Tensor:
-        """bool[L]: dropped (or held)."""
+        """bool[L]: the policy gradient of the token was dropped (`cispo`: its weight held), for either reason."""
         return torch.logical_or(self.is_masked_high, self.is_masked_low)
 
 
@@ -71,7 +71,7 @@ class RlLoss(Protocol):
     """A pure function of the tokens. Weights and the global denominators are applied by the caller."""
 
     def __call__(self, inputs: RlInputs) -> RlOutputs:
-        """Loss of each token."""
+        pass
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:

@@ -197,4 +197,4 @@ def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, *, shares
 
 
 def _no_mask(*args: object, **kwargs: object) -> None:
-    """Kernels go by `segments`."""
+    """Builds no mask: kernels take the boundaries from `segments`."""

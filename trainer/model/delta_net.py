@@ -14,12 +14,12 @@ from trainer.planning.micro_batch import SegmentInfo
 
 
 class SegmentDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformers does not export its types
-    """The same weights under the same names."""
+    """A gated delta net that runs each sample of a packed row by itself; same weights, same names."""
 
     # Not compiled with its layer: the loop depends on the lengths of the samples, every new row would compile again.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden_states: Tensor, *, segments: SegmentInfo, **unused: object) -> Tensor:
-        """[1, T, H] to [1, T, H]. What the layer is told about caches and masks is of no use here: there are none."""
+        """[1, T, H] to [1, T, H]. Arguments about caches and masks are ignored: there are none."""
         samples = torch.split(hidden_states, list(segments.seq_lens), dim=1)
         return torch.cat([super(SegmentDeltaNet, self).forward(sample) for sample in samples], dim=1)
 

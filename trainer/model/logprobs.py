@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Scratch = Callable[[Tensor], Tensor]
-"""Room for a tensor of the same shape."""
+"""Gives a buffer of the shape of its argument, to be overwritten."""
 
 
 class TileSize(NamedTuple):
@@ -31,7 +31,7 @@ DEVICE_TILE = TileSize(2048, 16384)
 
 
 class TokenScores(NamedTuple):
-    """Of L tokens. A tuple, because FSDP looks for the tensors of a module's output inside it."""
+    """Scores of L tokens. A tuple, because FSDP looks for the tensors of a module's output inside it."""
 
     logprobs: Tensor
     """float32[L]."""

@@ -38,7 +38,7 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, path: Path) -> Adapter:
 
 
 def peft_config(adapter: Adapter) -> "peft.LoraConfig":
-    """The adapter in peft's words."""
+    """The adapter as a `LoraConfig` of peft."""
     from peft import LoraConfig as PeftLoraConfig
 
     return PeftLoraConfig(

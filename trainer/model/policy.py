@@ -1,4 +1,4 @@
-"""`Policy`: a Hugging Face causal LM, with or without eyes, that scores the trained tokens of a micro batch.
+"""`Policy`: a Hugging Face causal LM, with or without a vision tower, that scores the trained tokens of a micro batch.
 
 The head is part of `forward`, so that FSDP gathers its weight for us, and only trained tokens go through it. Weights
 are saved and published under the names of `causal_lm`, which are those of the model's own folder.
@@ -128,7 +128,6 @@ def load_policy(config: ModelConfig, device: torch.device, context: ContextParal
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:
-    """The type of the forward pass."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
 
 

@@ -86,7 +86,7 @@ def step_times(seconds: dict[str, float], total_s: float) -> dict[str, float]:
 
 
 def step_line(step: int, values: dict[str, float]) -> str:
-    """The one line of a step."""
+    """The line that the log has for a step."""
     parts = [f"step {step:>4}", f"loss {values['loss']:+.4f}"]
     if "reward/all/mean" in values:
         parts.append(f"reward {values['reward/all/mean']:.3f}")

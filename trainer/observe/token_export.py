@@ -41,7 +41,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     row: int
-    """Place in the batch."""
+    """Row of the sample in the batch."""
     rank: int
     micro_batch: int
     """Which of the forward passes of `rank` in this step, from 0."""
@@ -89,7 +89,7 @@ class _Watched:
     row: int
     place: PackedPlace
     tokens: slice
-    """Its trained tokens."""
+    """Its trained tokens, among those of the micro batch."""
     scores: TokenScores
     flags: dict[str, Tensor]
     """By the names of `FLAGS`; none if the micro batch has no `rl` tokens."""
@@ -265,7 +265,6 @@ def _complete(folder: Path, names: set[str]) -> None:
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the files of one step are."""
     return folder / f"step-{step:08d}"
 
 

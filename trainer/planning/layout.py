@@ -42,7 +42,7 @@ class RowSharing(StrEnum):
     """Which samples may share a micro batch."""
 
     TEXT = "text"
-    """Any; there are no image samples, because the model cannot see."""
+    """Any; there are no image samples, because the model takes no images."""
     ALL = "all"
     """Any, text and images alike."""
     MODALITY = "modality"

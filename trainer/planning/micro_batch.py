@@ -74,14 +74,13 @@ class LossTokens:
     """float32[L]: under the reference policy; never `None` when `ref_kl_weights` is not."""
 
     def to(self, device: torch.device) -> "LossTokens":
-        """The same on `device`."""
         columns: dict[str, Tensor | None] = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: column.to(device) for name, column in columns.items() if column is not None})
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward pass."""
+    """The input of one forward pass."""
 
     token_ids: Tensor
     """int64[T]."""
@@ -109,7 +108,7 @@ class MicroBatch:
 
     @property
     def is_dummy(self) -> bool:
-        """Whether this only keeps the ranks in step."""
+        """Whether it has no samples: it only keeps the ranks in lock-step."""
         return self.sample_count == 0
 
     @property
@@ -119,7 +118,6 @@ class MicroBatch:
 
     @property
     def num_loss_tokens(self) -> int:
-        """Trained tokens."""
         return self.loss_tokens.index.shape[0]
 
     @property
@@ -132,7 +130,6 @@ class MicroBatch:
         return SegmentInfo.of(self.seq_lens, self.token_ids.device, self.part)
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """The same on `device`."""
         return replace(
             self,
             token_ids=self.token_ids.to(device),

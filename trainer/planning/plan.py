@@ -61,7 +61,6 @@ class MiniBatchPlan:
         return self.rows[self.offsets[bin_index] : self.offsets[bin_index + 1]]
 
     def rows_for(self, rank: int) -> IntArray:
-        """All rows of `rank`."""
         return self.rows[self.offsets[rank * self.num_rounds] : self.offsets[(rank + 1) * self.num_rounds]]
 
 

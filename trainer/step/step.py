@@ -159,7 +159,7 @@ def _guarded_step(learners: Sequence[_Learner], losses: Sequence[float]) -> tupl
 
 
 def _agreed(is_finite: bool) -> bool:
-    """True only if every rank says so."""
+    """Whether `is_finite` holds on every rank. Collective."""
     return float(sum_over_ranks(torch.tensor(0.0 if is_finite else 1.0))) == 0.0
 
 

@@ -30,7 +30,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def info(self) -> AdapterInfo:
-        """What engines must know."""
+        """The part that a publish tells engines."""
         return AdapterInfo(rank=self.rank, alpha=self.alpha, base_digest=self.base_digest)
 
 

@@ -29,7 +29,7 @@ class SendingGroup(Protocol):
     """What we use of a process group; torch's own types say too little."""
 
     def broadcast(self, tensors: list[torch.Tensor], opts: dist.BroadcastOptions) -> dist.Work:
-        """From the root to all."""
+        """Send from the root to all."""
         ...
 
 
@@ -45,7 +45,7 @@ class Broadcaster:
         self._threads: list[threading.Thread] = []
 
     def open(self, data: memoryview) -> BroadcastGroup:
-        """See `transport.weights.server.OpenGroup`."""
+        """An `OpenGroup` for the weight server (`transport/weights/server.py`)."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= MAX_GROUPS:
             raise WeightsError(f"{MAX_GROUPS} broadcasts are under way already: ask again later")

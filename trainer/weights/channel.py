@@ -33,7 +33,7 @@ class WeightChannel(Protocol):
         ...
 
     def close(self) -> None:
-        """Serve no more. Idempotent."""
+        """Stop serving engines. May be called twice."""
         ...
 
 

@@ -68,15 +68,15 @@ class FilePublisher:
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
-        """Files stay."""
+        """Does nothing: published files stay."""
 
     @property
     def needs_us(self) -> bool:
-        """Engines can load files without this process."""
+        """False: engines load files without this process."""
         return False
 
     def _clear_staging(self) -> None:
-        """What a failed or killed publish left takes room."""
+        """Delete what a failed or killed publish left: it takes room."""
         if self._ranks.is_first:
             for leftover in self._root.glob(".v*"):
                 shutil.rmtree(leftover, ignore_errors=True)

@@ -56,11 +56,11 @@ class MemoryPublisher:
 
     @property
     def needs_us(self) -> bool:
-        """The weights are in our memory."""
+        """True: the weights are in the memory of this process."""
         return True
 
     def publish(self, model: nn.Module, version: int) -> PublishedWeights:
-        """Offer `model` as `version`. `WeightsError` if this rank's server has died: nobody could fetch it."""
+        """Offer `model` as `version`. `WeightsError` if this rank's server has died: no engine could fetch it."""
         self._server.check()
         weights = named_weights(model)
         ranges, data = self._snapshot(weights)
@@ -74,7 +74,7 @@ class MemoryPublisher:
         return PublishedWeights(version=version, location=location, digest=offer.manifest.digest)
 
     def close(self) -> None:
-        """Engines are not served any more."""
+        """Stop serving engines."""
         self._closing.close()
 
     def _snapshot(self, weights: dict[str, Tensor]) -> tuple[list[tuple[str, int, int]], bytearray]:

@@ -56,7 +56,7 @@ _MAX_REASON_CHARS = 500
 
 
 def _ignore(news: str) -> None:
-    """Nobody listens."""
+    """Does nothing: the default of `on_wait` and `on_link`."""
 
 
 class BatchClient:
@@ -111,7 +111,7 @@ class BatchClient:
         self.close("done" if error is None else f"{type(error).__name__}: {error}")
 
     def hello(self) -> int:
-        """Be welcomed; returns the step to continue with."""
+        """Greet the server; returns the step to continue with."""
         self._link.connect(self._connect_timeout_s)
         return self._last_committed + 1
 

@@ -22,7 +22,7 @@ Received = tuple[ServerMessage, list[memoryview]]
 
 
 class Connection:
-    """Every method raises `LinkDown` once the connection is of no use. Deadlines are in monotonic seconds."""
+    """Every method raises `LinkDown` once the connection has failed. Deadlines are in monotonic seconds."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Connection:
         return received
 
     def try_receive(self) -> Received | None:
-        """A message that is already here."""
+        """The next message if it has arrived, else `None`."""
         try:
             head, *frames = (frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
         except zmq.Again:

@@ -2,11 +2,12 @@
 
 One request is in flight at a time. A server that says nothing for `peer_timeout_s`, or whose connection breaks, gets a
 new connection after a jittered back-off, a new `Hello`, and the same request again: requests are idempotent.
-While nobody asks, a thread sends heartbeats over the same socket, under the same lock, so that a rank in a long
-training step does not look dead; and it listens for the answers, so that a server that froze, or whose connection is
-half open, is noticed and greeted anew without a request. Heartbeats go out while a request waits, too: any answer is a
-sign of life. A large reply keeps everything behind it waiting on a slow link, so each silence that ends a request makes
-the link more patient with the next try; otherwise the same reply would be cut off for ever.
+
+Between calls, a thread sends heartbeats over the same socket, under the same lock, so that a rank in a long training
+step does not look dead; and it listens for the answers, so that a server that froze, or whose connection is half open,
+is noticed and greeted anew without a request. Heartbeats go out while a request waits, too: any answer is a sign of
+life. A large reply keeps everything behind it waiting on a slow link, so each silence that ends a request makes the
+link more patient with the next try; otherwise the same reply would be cut off for ever.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ _T = TypeVar("_T")
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
 _FAREWELL_S = 1.0
 _MAX_PATIENCE_S = 60.0
-"""Longest silence that is borne, and the longest that a server which shows signs of life may take over one request."""
+"""Longest silence after which a peer still counts as alive, and the longest that a server which shows signs of life may
+take over one request."""
 _MAX_REASONS = 3
 
 
@@ -75,7 +77,7 @@ class Link:
         self._heartbeat.start()
 
     def connect(self, timeout_s: float) -> None:
-        """Be welcomed by the server. `Refused` or `SchemaMismatch` if it will not, `PeerTimeout` if it is not there."""
+        """Greet the server. `Refused` or `SchemaMismatch` if it will not serve us, `PeerTimeout` if it is not there."""
         with self._lock:
             self._persist(self._connected, timeout_s)
 

@@ -1,4 +1,4 @@
-"""`Outbox`: every batch that a trainer may still ask for, on disk before anybody hears of it.
+"""`Outbox`: every batch that a trainer may still ask for, on disk before it is announced.
 
     outbox/step-00000012.batch     batch 12, whole (transport/outbox/batch_file.py)
     outbox/progress.json           what the trainer reported (transport/outbox/progress.py)
@@ -28,7 +28,6 @@ RETIRED_NAME = "retired"
 
 
 def batch_path(directory: Path, step: int) -> Path:
-    """Where batch `step` lies."""
     return directory / f"step-{step:08d}.batch"
 
 
@@ -88,7 +87,6 @@ class Outbox:
             self._files[manifest.step] = BatchFile(path)
 
     def manifest(self, step: int) -> BatchManifest:
-        """Manifest of a stored batch."""
         return self._file(step).manifest
 
     def frames(self, step: int, rows: Sequence[int]) -> list[memoryview]:

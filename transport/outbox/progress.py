@@ -14,7 +14,7 @@ class PublishedWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     version: int
     location: str = msgspec.field(name="manifest_path")
-    """As `transport.wire.weights` spells it."""
+    """The path of a manifest file, or the address of another channel (`transport/wire/weights.py`)."""
     digest: str
     canary: Canary | None = None
 
@@ -30,21 +30,20 @@ class ReportedProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The commit before the last: batches up to it may go. Those after it stay, so that a trainer whose newest
     checkpoint turns out to be corrupt can fall back to the one before."""
     weights: PublishedWeights | None = None
-    """The newest announcement."""
 
     def with_trained(self, step: int) -> "ReportedProgress":
-        """The optimizer stepped on batch `step`."""
+        """Progress once the optimizer has stepped on batch `step`."""
         return msgspec.structs.replace(self, last_trained=max(step, self.last_trained))
 
     def with_committed(self, step: int) -> "ReportedProgress":
-        """A durable checkpoint contains batch `step`."""
+        """Progress once a durable checkpoint contains batch `step`."""
         if step <= self.last_committed:
             return self
         trained = self.with_trained(step)
         return msgspec.structs.replace(trained, last_committed=step, last_retired=self.last_committed)
 
     def with_fallback(self, step: int) -> "ReportedProgress":
-        """The trainer was started from checkpoint `step`, the one before the newest: that one is no good any more. The
+        """The trainer was started from checkpoint `step`, the one before the newest: that one cannot be used. The
         batches after `step` stay until a later checkpoint than `step` has a successor, as they would have."""
         return msgspec.structs.replace(self, last_committed=max(self.last_retired, min(step, self.last_committed)))
 

@@ -36,12 +36,12 @@ class CurveKeys:
         """The orchestrator's keys; the allow-list is every `client*.public` in `directory`."""
         clients = frozenset(_read_key(path) for path in sorted(directory.glob("client*.public")))
         if not clients:
-            raise SecurityError(f"no client*.public in {directory}: nobody could connect; make keys with `rl keys`")
+            raise SecurityError(f"no client*.public in {directory}: no client could connect; make keys with `rl keys`")
         return cls(*_read_pair(directory, "server"), clients, directory / "server.public")
 
     @classmethod
     def for_client(cls, directory: Path, name: str = "client") -> "CurveKeys":
-        """A trainer's keys."""
+        """The keys of a trainer or an engine, which accepts only the server of `directory`."""
         server = frozenset({_read_key(directory / "server.public")})
         return cls(*_read_pair(directory, name), server, directory / f"{name}.public")
 

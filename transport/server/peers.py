@@ -15,8 +15,6 @@ _MAX_LEFT = 1024
 
 @dataclass(slots=True)
 class Peer:
-    """One connected rank."""
-
     identity: bytes
     rank: int
     world_size: int
@@ -32,7 +30,7 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """How log messages name the peer."""
         return f"trainer rank {self.rank} at {self.address}"
 
 
@@ -76,11 +74,10 @@ class PeerTable:
             del self._left[next(iter(self._left))]
 
     def has_left(self, identity: bytes) -> bool:
-        """Whether this connection said goodbye."""
         return identity in self._left
 
     def newly_silent(self, now: float) -> list[Peer]:
-        """Peers that died since the last call."""
+        """Peers that fell silent since the last call."""
         dead = [peer for peer in self if peer.alive and now - peer.last_seen > self._timeout_s]
         for peer in dead:
             peer.alive = False

@@ -149,7 +149,7 @@ class Router:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def start_guards(self, tasks: asyncio.TaskGroup) -> None:
-        """Run what watches over handshakes. Without it, a server with keys welcomes nobody."""
+        """Run the tasks that watch over handshakes. Without them, a server with keys accepts no client."""
         tasks.create_task(self._watch_connections())
         if self._allow_list is not None:
             tasks.create_task(self._allow_list.serve())
@@ -193,7 +193,6 @@ class Router:
         return True
 
     def close(self) -> None:
-        """Free every socket."""
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 

@@ -13,7 +13,6 @@ repeat, and still there after a restart. The event loop itself answers heartbeat
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -22,15 +21,13 @@ from loguru import logger
 from transport.errors import FrameTooLarge
 from transport.outbox.outbox import Outbox
 from transport.outbox.progress import PublishedWeights
-from transport.security.exposure import check_bind, is_local
+from transport.security.exposure import check_bind, missing_keys_reminder, reminding_of_exposure
 from transport.security.keys import CurveKeys
 from transport.server.peers import Peer, PeerTable
 from transport.server.request_handler import RequestHandler
 from transport.server.router import Router
 from transport.wire.batch import EncodedBatch
 from transport.wire.messages import Limits
-
-_INSECURE_WARNING_S = 60.0
 
 
 class BatchServer:
@@ -53,7 +50,7 @@ class BatchServer:
         check_bind(endpoint, has_keys=keys is not None, insecure=insecure)
         self.endpoint = endpoint
         self.outbox = outbox
-        self._is_exposed = keys is None and not is_local(endpoint)
+        self._has_keys = keys is not None
         self._limits = limits or Limits()
         self._park_s = park_s
         self._peers = PeerTable(peer_timeout_s)
@@ -74,14 +71,15 @@ class BatchServer:
 
     async def serve(self) -> None:
         """Answer until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            self._router.start_guards(tasks)
-            tasks.create_task(self._keep_time())
-            while True:
-                incoming = await self._router.receive()
-                if incoming is not None:
-                    await self._handler.handle(incoming, tasks)
-                await asyncio.sleep(0)  # a flood of ready messages must not starve the other tasks
+        with reminding_of_exposure(missing_keys_reminder(self.endpoint, has_keys=self._has_keys)):
+            async with asyncio.TaskGroup() as tasks:
+                self._router.start_guards(tasks)
+                tasks.create_task(self._keep_time())
+                while True:
+                    incoming = await self._router.receive()
+                    if incoming is not None:
+                        await self._handler.handle(incoming, tasks)
+                    await asyncio.sleep(0)  # a flood of ready messages must not starve the other tasks
 
     async def publish(self, batch: EncodedBatch) -> None:
         """Store `batch` durably, then announce it. `FrameTooLarge` or `OutboxError`: it was not stored."""
@@ -133,11 +131,10 @@ class BatchServer:
 
     @property
     def weights(self) -> PublishedWeights | None:
-        """The newest weight announcement."""
         return self.outbox.progress.weights
 
     def peers(self) -> tuple[Peer, ...]:
-        """Connected ranks, in order."""
+        """Connected ranks, in ascending order."""
         return tuple(self._peers)
 
     def rejections(self) -> dict[str, int]:
@@ -145,12 +142,8 @@ class BatchServer:
         return self._router.rejections.counts()
 
     async def _keep_time(self) -> None:
-        next_warning = time.monotonic()
         while True:
             await self._handler.sweep()
-            if self._is_exposed and time.monotonic() >= next_warning:
-                next_warning = time.monotonic() + _INSECURE_WARNING_S
-                logger.warning("{} has no keys and is reachable from other machines (insecure = true)", self.endpoint)
             await asyncio.sleep(self._park_s / 4)
 
     def _notify(self) -> None:

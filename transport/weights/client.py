@@ -101,21 +101,19 @@ class _Rules:
 
     @property
     def remaining_s(self) -> float:
-        """Until the transfer must be done; never 0, which some take for no deadline."""
+        """Seconds until the transfer must be done; never 0, which some calls take for no deadline."""
         return max(0.1, self.deadline - time.monotonic())
 
     def check(self, news: str = "") -> None:
         """Raise `WeightsError` when it is time to stop."""
         if self.given_up.is_set():
-            raise WeightsError("nobody waits for this transfer any more")
+            raise WeightsError("the transfer was given up: its caller does not wait any more")
         if time.monotonic() > self.deadline:
             late = f" ({news})" if news else ""
             raise PeerTimeout(f"the transfer took longer than {self.settings.timeout_s:g} s{late}")
 
 
 class _Rank:
-    """The weight server of one rank."""
-
     def __init__(self, endpoint: str, rules: _Rules) -> None:
         self._rules = rules
         self.endpoint = endpoint
@@ -141,15 +139,12 @@ class _Rank:
         self._link.close("done" if error is None else "gave up")
 
     def offer(self, version: int) -> WeightOffer:
-        """What there is to fetch."""
         reply, _ = self._ask(lambda seq: GetWeights(seq=seq, version=version))
         if not isinstance(reply, Weights):
             raise WeightsError(f"{self.endpoint} answered GetWeights with {type(reply).__name__}")
         return reply.offer
 
     def read(self, version: int, offset: int, num_bytes: int) -> Bytes:
-        """Some of the bytes that it holds."""
-
         def request(seq: int) -> GetWeightBytes:
             return GetWeightBytes(seq=seq, version=version, offset=offset, num_bytes=num_bytes)
 
@@ -162,12 +157,11 @@ class _Rank:
         raise WeightsError(f"bytes from {offset} on arrived damaged from {self.endpoint} {_MAX_TRIES} times")
 
     def broadcast(self, version: int) -> BroadcastGroup:
-        """The group in which it waits to broadcast all that it holds."""
         reply, _ = self._ask(lambda seq: GetBroadcast(seq=seq, version=version))
         if not isinstance(reply, Broadcast):
             raise WeightsError(f"{self.endpoint} answered GetBroadcast with {type(reply).__name__}")
         if not (reply.group.timeout_s > 0 and reply.group.chunk_bytes > 0):
-            raise WeightsError(f"{self.endpoint} opened a group that nobody can join: {reply.group}")
+            raise WeightsError(f"{self.endpoint} opened a group that cannot be joined: {reply.group}")
         return reply.group
 
     def _ask(self, make: Callable[[int], ClientMessage]) -> "tuple[object, list[memoryview]]":
@@ -203,7 +197,7 @@ def _fetch_from(rank: _Rank, number: int, offer: WeightOffer, data: dict[str, By
 
 
 def _chunks(rank: _Rank, version: int, num_bytes: int, rules: _Rules) -> Iterator[Bytes]:
-    """What a rank holds, in order."""
+    """The chunks of a rank's ranges, in order."""
     settings = rules.settings
     if num_bytes and settings.join is not None:
         group = rank.broadcast(version)

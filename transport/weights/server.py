@@ -4,7 +4,7 @@
         store.put(offer, data)                                          # from now on it can be fetched
         server.check()                                                  # raises if the thread has died
 
-Engines ask, the server answers from memory: it waits for nobody and queues nothing, so a slow, frozen or dead engine
+Engines ask, the server answers from memory: it waits for no engine and queues nothing, so a slow, frozen or dead engine
 costs the trainer nothing. Who may ask is decided as at the batch server: keys and allow-list, or loopback only.
 """
 
@@ -17,10 +17,9 @@ from functools import partial
 from types import TracebackType
 
 import xxhash
-from loguru import logger
 
 from transport.errors import TransportError, WeightsError
-from transport.security.exposure import check_bind, is_local
+from transport.security.exposure import check_bind, missing_keys_reminder, reminding_of_exposure
 from transport.security.keys import CurveKeys
 from transport.server.answers import Reply, foreign
 from transport.server.router import Incoming, Reason, Router
@@ -60,7 +59,7 @@ class WeightStore:
     def put(self, offer: WeightOffer, data: Buffer) -> None:
         """Offer a version, in the place of an older publish of it, and forget the oldest beyond `keep`.
 
-        `data` are the ranges of this rank, end to end; nobody may change them any more.
+        `data` are the ranges of this rank, end to end; they must not change any more.
         """
         with self._lock:
             self._versions.pop(offer.manifest.version, None)
@@ -92,7 +91,6 @@ class WeightStore:
 
 _START_S = 30.0
 _JOIN_S = 10.0
-_INSECURE_WARNING_S = 60.0
 OpenGroup = Callable[[memoryview], BroadcastGroup]
 """Begin to broadcast these bytes in a group of two, without waiting. Raises `WeightsError` if it cannot."""
 
@@ -142,14 +140,13 @@ class WeightServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Serve no more."""
         if self._stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the thread has ended by itself
                 self._stop()
         self._thread.join(_JOIN_S)
 
     def check(self) -> None:
-        """Raise `WeightsError` if nobody answers engines any more."""
+        """Raise `WeightsError` if the thread of the server has died."""
         if self._failure is not None or not self._thread.is_alive():
             raise WeightsError(f"the weight server at {self.endpoint} has died: {self._failure!r}")
 
@@ -170,11 +167,12 @@ class WeightServer:
         assert serving is not None
         self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, serving.cancel)
         self._ready.set()
+        reminder = missing_keys_reminder(self.endpoint, has_keys=self._keys is not None)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                router.start_guards(tasks)
-                tasks.create_task(self._answer_all(router))
-                tasks.create_task(self._warn_of_exposure())
+            with reminding_of_exposure(reminder):
+                async with asyncio.TaskGroup() as tasks:
+                    router.start_guards(tasks)
+                    tasks.create_task(self._answer_all(router))
         finally:
             router.close()
 
@@ -211,11 +209,6 @@ class WeightServer:
         if len(self._engines) > self._limits.max_peers:
             self._engines.popitem(last=False)
         return Welcome(seq=hello.seq, schema_version=SCHEMA_VERSION)
-
-    async def _warn_of_exposure(self) -> None:
-        while self._keys is None and not is_local(self.endpoint):
-            logger.warning("{} has no keys and is reachable from other machines (insecure = true)", self.endpoint)
-            await asyncio.sleep(_INSECURE_WARNING_S)
 
 
 def answer_engine(

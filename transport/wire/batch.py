@@ -27,7 +27,6 @@ class EncodedBatch:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all frames."""
         return int(self.manifest.columns.num_bytes.numpy().sum())
 
 

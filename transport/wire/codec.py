@@ -43,12 +43,10 @@ def encode_sample(sample: TrainingSample) -> bytes:
 
 
 def decode_client_message(data: Buffer) -> ClientMessage:
-    """What a trainer rank sent."""
     return _decode(_client_decoder, data, "client message")
 
 
 def decode_server_message(data: Buffer) -> ServerMessage:
-    """What the orchestrator sent."""
     return _decode(_server_decoder, data, "server message")
 
 

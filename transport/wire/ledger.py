@@ -43,7 +43,7 @@ class CompletedPositions:
         return max(seq, self.beyond[index][1]) if index >= 0 else seq
 
     def add(self, seqs: Iterable[int]) -> "CompletedPositions":
-        """These positions are done, too."""
+        """Mark these positions as done."""
         merged: list[PositionSpan] = [(0, self.cursor)]
         for first, end in sorted([*self.beyond, *((seq, seq + 1) for seq in seqs)]):
             last_first, last_end = merged[-1]

@@ -86,7 +86,7 @@ class GetWeightBytes(_Message, frozen=True, tag="get_weight_bytes"):
 
 
 class GetBroadcast(_Message, frozen=True, tag="get_broadcast"):
-    """To a weight server: broadcast all that it holds of `version`, once, to whoever asks. Answered by `Broadcast`."""
+    """To a weight server: broadcast all that it holds of `version`, once, to this engine. Answered by `Broadcast`."""
 
     version: int
 

@@ -58,12 +58,10 @@ class TrainingSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def num_tokens(self) -> int:
-        """Length of the sequence."""
         return self.token_ids.shape[0]
 
     @property
     def num_loss_tokens(self) -> int:
-        """How many tokens are trained."""
         return int(np.count_nonzero(self.loss_mask.numpy()))
 
     @property

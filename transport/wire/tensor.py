@@ -50,7 +50,6 @@ class EncodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     @property
     def num_bytes(self) -> int:
-        """Size of the raw data."""
         return self.data.nbytes
 
     def check(self) -> None:

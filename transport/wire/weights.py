@@ -37,7 +37,6 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def num_bytes(self) -> int:
-        """Size of its data."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
@@ -66,7 +65,7 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     shards: tuple[ShardEntry, ...]
     digest: str
     adapter: AdapterInfo | None = None
-    """Given: the tensors are an adapter, and no whole model."""
+    """`None`: the tensors are a whole model; else they are this adapter."""
 
 
 class WeightRange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -96,7 +95,7 @@ class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     host: str
     port: int
-    """Where its store listens."""
+    """TCP port of the group's rendezvous store, on rank 0."""
     backend: str
     """`gloo`, `nccl`, ..."""
     chunk_bytes: int
@@ -107,7 +106,7 @@ class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
-    """The hash used for tensors."""
+    """xxh3_128 in hex, the hash of tensors."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -169,7 +168,7 @@ def check_offer(offer: WeightOffer, origin: str, *, version: int, run_id: str, m
     if sum(sizes.values()) > max_bytes:
         raise WeightsError(f"{origin} offers {sum(sizes.values())} bytes, the limit is {max_bytes}")
     if any(not 0 <= piece.server < len(offer.servers) or piece.num_bytes <= 0 for piece in offer.ranges):
-        raise WeightsError(f"{origin} offers a range that nobody serves")
+        raise WeightsError(f"{origin} offers a range that no server holds")
     by_name = {
         name: sorted((piece.offset, piece.offset + piece.num_bytes) for piece in pieces)
         for name, pieces in itertools.groupby(sorted(offer.ranges, key=lambda piece: piece.name), lambda p: p.name)
@@ -195,7 +194,7 @@ class Channel(StrEnum):
     ZMQ = "zmq"
     """From the memory of the trainer's ranks, over ZeroMQ."""
     COLLECTIVE = "collective"
-    """From the memory of the trainer's ranks, by broadcast in a torch process group; ZeroMQ only makes the date."""
+    """From the memory of the trainer's ranks, by broadcast in a torch process group, arranged over ZeroMQ."""
 
 
 def location_of(channel: Channel, address: str) -> str:
@@ -204,7 +203,7 @@ def location_of(channel: Channel, address: str) -> str:
 
 
 def parse_location(location: str) -> tuple[Channel, str]:
-    """Channel and address. Whatever names no other channel is a path."""
+    """Channel and address. A text that names no other channel is a path."""
     prefix, colon, address = location.partition(":")
     named = {channel.value: channel for channel in Channel if channel is not Channel.FILESYSTEM}
     return (named[prefix], address) if colon and prefix in named else (Channel.FILESYSTEM, location)

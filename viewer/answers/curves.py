@@ -23,7 +23,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """One picture: what it shows, and how to read it in a sentence."""
+    """What one chart shows, and how to read it in a sentence."""
 
     id: str
     title: str

@@ -11,14 +11,14 @@ from viewer.index.run_index import Row
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One message."""
+    """A message of a conversation, as a page shows it."""
 
     role: str
     text: str
 
 
 def conversation(messages: object) -> list[Said]:
-    """Every message as text. Tool calls, and parts that are neither text nor pictures, are shown as JSON."""
+    """Every message as text. Tool calls, and parts that are neither text nor images, are shown as JSON."""
     if not isinstance(messages, list):
         return []
     return [_said(message) for message in messages]
@@ -49,7 +49,7 @@ def _text(content: object) -> str:
 
 
 def _part(part: object) -> str:
-    """A part of a message: its text, or a word for a picture, whose bytes would fill the page."""
+    """A part of a message: its text, or a word for an image, whose bytes would fill the page."""
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
     if isinstance(part, dict) and "image" in str(part.get("type", "")):

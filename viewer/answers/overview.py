@@ -25,7 +25,6 @@ OF_TRAINER = ("loss", "grad_norm", "tokens/global", "tokens_per_s", "staleness/m
 
 
 def show_overview(run: Run, params: Params) -> Json:
-    """Names and totals."""
     counts = {
         table: run.index.select(f"SELECT COUNT(*) AS total FROM {table}")[0]["total"]
         for table in ("rollouts", "groups", "tokens")
@@ -42,7 +41,6 @@ def show_overview(run: Run, params: Params) -> Json:
 
 
 def show_curves(run: Run, params: Params) -> Json:
-    """All curves."""
     return {"charts": charts(run.metrics)}
 
 

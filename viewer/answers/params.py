@@ -1,4 +1,4 @@
-"""What a page asks for, checked: everything arrives as text, from whoever reaches the port."""
+"""What a page asks for, checked: everything arrives as text, from anyone who reaches the port."""
 
 from collections.abc import Mapping, Sequence
 

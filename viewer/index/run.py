@@ -42,7 +42,7 @@ class Run:
         return self._rows
 
     def refresh(self) -> None:
-        """Take in what the run has written since; free if that was a moment ago."""
+        """Read what the run has written since the last call; free if that was a moment ago."""
         with self._lock:
             if time.monotonic() - self._refreshed_at < REFRESH_S:
                 return
@@ -63,7 +63,6 @@ class Run:
         return self._decode(token_path(self.dir, step, rank), _only(found, f"sequence {step}.{rank}.{line}"))
 
     def close(self) -> None:
-        """Release the index."""
         self.index.close()
 
     def _decode(self, path: Path, row: Row) -> Json:

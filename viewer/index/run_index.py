@@ -2,7 +2,7 @@
 
 The files of a run appear by rename and are replaced as a whole, so size and modification time tell whether one must be
 read again; only new ones cost time. The index lies in the user's cache folder, never in the run directory: a run may
-be read-only, or somebody else's. It can be deleted at any time.
+be read-only, or another user's. It can be deleted at any time.
 """
 
 import hashlib
@@ -21,7 +21,6 @@ Row = dict[str, Value]
 
 
 def cache_folder() -> Path:
-    """Where indices are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "tandem" / "viewer"
 
@@ -36,7 +35,7 @@ class RunIndex:
         self._connection.row_factory = _as_dict
 
     def refresh(self) -> int:
-        """Take in files that are new or changed; forget those that are gone. Returns how many were read."""
+        """Index files that are new or changed; forget those that are gone. Returns how many were read."""
         with self._lock, self._connection:
             rows = self._connection.execute("SELECT * FROM files").fetchall()
             known = {str(row["path"]): (row["size"], row["mtime_ns"]) for row in rows}
@@ -59,7 +58,6 @@ class RunIndex:
             return self._connection.execute(query, values).fetchall()
 
     def close(self) -> None:
-        """Release the file."""
         self._connection.close()
 
     def _forget(self, name: str) -> None:

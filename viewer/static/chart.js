@@ -17,19 +17,19 @@ export function lineChart(series, { height = 190, label = "", width = WIDTH } = 
   if (lines.length === 0) return el("p", { class: "hint" }, "no numbers yet");
   const scale = makeScale(lines, width, height);
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
-  const picture = svg(
+  const graph = svg(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label },
     axes(scale, width, height),
     lines.map((one, index) => path(one, index, scale)),
     cursor,
   );
-  picture.addEventListener("mousemove", (event) => readAt(event, picture, lines, scale, cursor, width));
-  picture.addEventListener("mouseleave", () => {
+  graph.addEventListener("mousemove", (event) => readAt(event, graph, lines, scale, cursor, width));
+  graph.addEventListener("mouseleave", () => {
     cursor.setAttribute("visibility", "hidden");
     hideTip();
   });
-  return el("figure", { class: "curve" }, picture, lines.length > 1 ? legend(lines) : null);
+  return el("figure", { class: "curve" }, graph, lines.length > 1 ? legend(lines) : null);
 }
 
 function makeScale(lines, width, height) {
@@ -90,8 +90,8 @@ function legend(lines) {
   return el("figcaption", { class: "legend" }, entries);
 }
 
-function readAt(event, picture, lines, scale, cursor, width) {
-  const box = picture.getBoundingClientRect();
+function readAt(event, graph, lines, scale, cursor, width) {
+  const box = graph.getBoundingClientRect();
   const x = ((event.clientX - box.left) / box.width) * width;
   const share = (x - LEFT) / (width - LEFT - RIGHT);
   const step = scale.firstStep + share * (scale.lastStep - scale.firstStep);

@@ -20,7 +20,7 @@ export async function circlePage(runs) {
       "section",
       { class: "card" },
       el("p", { class: circle.culprit ? "problem" : "" }, circle.conclusion),
-      picture(circle),
+      circleDiagram(circle),
       el("h3", {}, "Who waits for whom"),
       circle.waits.length ? el("ul", {}, circle.waits.map(waitLine)) : el("p", { class: "hint" }, circle.is_live ? "Nobody waits." : "The run has ended: nobody waits."),
       el("div", { class: "service-cards" }, circle.services.map(serviceFacts)),
@@ -30,7 +30,7 @@ export async function circlePage(runs) {
   });
 }
 
-function picture(circle) {
+function circleDiagram(circle) {
   const conditions = Object.fromEntries(circle.services.map((service) => [service.name, service.condition]));
   const marker = (id, style) =>
     svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, svg("path", { class: style, d: "M0,0L10,5L0,10z" }));

@@ -1,4 +1,4 @@
-// All curves; two runs share each picture.
+// All curves; two runs share each chart.
 
 import { el, select } from "./dom.js";
 import { lineChart } from "./chart.js";
@@ -23,8 +23,8 @@ async function anyMetric(runs, chosen) {
   const names = [...new Set(found.flatMap((answer) => answer.names))];
   const options = { "": "choose a metric", ...Object.fromEntries(names.map((name) => [name, name])) };
   const series = found.map(({ series: one }, run) => (runs.length === 1 ? one : { ...one, label: runs[run].name, colour: run * 3, dashed: run > 0 }));
-  const picture = chosen ? lineChart(series, { label: chosen }) : el("p", { class: "hint" }, `${names.length} metrics were recorded.`);
-  return el("section", { class: "card", "data-chart": "any" }, el("h3", {}, "Any metric"), el("p", {}, select("metric", options, chosen, (metric) => go("curves", { metric }))), picture);
+  const chart = chosen ? lineChart(series, { label: chosen }) : el("p", { class: "hint" }, `${names.length} metrics were recorded.`);
+  return el("section", { class: "card", "data-chart": "any" }, el("h3", {}, "Any metric"), el("p", {}, select("metric", options, chosen, (metric) => go("curves", { metric }))), chart);
 }
 
 function curveCard(id, runs, answers) {

@@ -12,7 +12,6 @@ _EXPORT = re.compile(r"^export (?=(?:async )?function|const|class)", re.MULTILIN
 
 @cache
 def assets() -> dict[str, str]:
-    """Text of every file by its name."""
     found = [entry for entry in files("viewer").joinpath("static").iterdir() if content_type(entry.name)]
     return {entry.name: entry.read_text(encoding="utf-8") for entry in found}
 

@@ -1,7 +1,8 @@
 """`make_report`: one or two runs as a single HTML file that opens offline, with the same page as the live server.
 
 The file embeds the page's scripts and the answers to the questions that the page will ask: everything about the run as
-a whole, and as many groups, with their rollouts and tokens, as fit. It asks nobody: its own policy forbids connections.
+a whole, and as many groups, with their rollouts and tokens, as fit.
+It needs no network: its own policy forbids connections.
 """
 
 import base64

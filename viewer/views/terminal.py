@@ -1,4 +1,6 @@
-"""`rl view RUN --terminal`: steps, groups and rollouts as text, for people on SSH. Asks for more if somebody is there.
+"""`rl view RUN --terminal`: steps, groups and rollouts as text, for people on SSH.
+
+On an interactive terminal it asks for more.
 
 What a model wrote may hold escape sequences that move the cursor, rename the window or type for the user: control
 characters are replaced before anything is printed.

@@ -29,14 +29,14 @@ def reader(tokenizer: Tokenizer) -> ImageReader:
 async def copies_held(reader: ImageReader, url: str, num_rollouts: int) -> tuple[int, int]:
     """Different copies that so many rollouts at the same time get, and how many the reader knows of."""
     seen = await asyncio.gather(*(reader.read([user(url, "what?")]) for _ in range(num_rollouts)))
-    return len({id(image) for each in seen for image in each.images.values()}), len(reader.shelf)
+    return len({id(image) for each in seen for image in each.images.values()}), len(reader.cache)
 
 
 async def test_rollouts_of_a_group_share_one_copy_of_their_image(reader: ImageReader) -> None:
     assert await copies_held(reader, LARGE, num_rollouts=8) == (1, 1)
     await asyncio.sleep(0)  # the turn of the loop that woke this test still holds what it waited for
     gc.collect()
-    assert len(reader.shelf) == 0, "what nobody holds is let go"
+    assert len(reader.cache) == 0, "what nobody holds is let go"
 
 
 async def test_a_image_is_read_off_the_event_loop(reader: ImageReader) -> None:

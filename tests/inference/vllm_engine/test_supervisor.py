@@ -78,7 +78,7 @@ class Supervised:
         return json.loads(path.read_bytes())["addresses"] if path.exists() else None
 
     def engines(self) -> list[int]:
-        """Process ids of all engine processes that the stand-ins started."""
+        """Process ids of all engine processes that the fake servers started."""
         log = self.run_dir.logs / "vllm.out"
         return [int(pid) for pid in re.findall(r"engine (\d+)", log.read_text())] if log.exists() else []
 

@@ -42,7 +42,7 @@ def test_files_that_nobody_waits_for_any_more_are_not_read_on(tmp_path: Path) ->
     path = publish(tmp_path, make_model(1), 1, num_shards=3)
     given_up = threading.Event()
     given_up.set()
-    with pytest.raises(WeightsRefused, match="nobody waits"):
+    with pytest.raises(WeightsRefused, match="does not wait any more"):
         WeightReceiver("default").receive(str(path), 1, given_up)
 
 

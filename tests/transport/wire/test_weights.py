@@ -135,9 +135,9 @@ def changed(offer: WeightOffer, **changes: object) -> WeightOffer:
         ((WeightRange("a", 0, 12, 0), WeightRange("a", 0, 12, 0)), "do not cover"),
         ((WeightRange("a", 0, 12, 0), WeightRange("x", 0, 4, 0)), "do not cover"),
         ((WeightRange("a", 0, 16, 0),), "do not cover"),
-        ((WeightRange("a", 0, 12, 1),), "nobody serves"),
-        ((WeightRange("a", 0, 12, -1),), "nobody serves"),
-        ((WeightRange("a", 0, 12, 0), WeightRange("a", 12, 0, 0)), "nobody serves"),
+        ((WeightRange("a", 0, 12, 1),), "no server holds"),
+        ((WeightRange("a", 0, 12, -1),), "no server holds"),
+        ((WeightRange("a", 0, 12, 0), WeightRange("a", 12, 0, 0)), "no server holds"),
     ],
 )
 def test_offer_whose_ranges_are_not_the_tensors_is_refused(ranges: tuple[WeightRange, ...], reason: str) -> None:
