@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.advantages.contract import AdvantageInputs, AdvantageOutputs, NamedAdvantage
-from orchestrator.advantages.functions import make_advantage
+from orchestrator.advantages import AdvantageInputs, AdvantageOutputs, NamedAdvantage, make_advantage
 from orchestrator.advantages.invariance import check_advantage
 from orchestrator.cli import run
 from orchestrator.config.advantage import (
