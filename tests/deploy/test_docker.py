@@ -1,10 +1,15 @@
 """docker-compose.yml against what the services really use: commands, ports, probes, secrets, volumes, variables.
 
 No Docker runs here: the file is read, and every command line goes through the real CLI.
+
+docker/Dockerfile: lint, what it copies, who runs, which ports.
 """
 
 import re
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,11 +19,16 @@ import yaml
 from tests.cli.console import Resolved
 from tests.deploy.commands import ROOT, resolve, substitute, variables
 
-TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
+
 ENV = (ROOT / ".env.example").read_text()
-COMPOSE: dict[str, Any] = yaml.safe_load(substitute(TEXT, {}))
+
+COMPOSE: dict[str, Any] = yaml.safe_load(substitute(COMPOSE_TEXT, {}))
+
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
 OURS = {name: kind for name in SERVICES for kind in ("inference", "orchestrator", "trainer") if kind in name.split("-")}
+
 PROFILES = {"gpu", "cpu-demo", "observability", "inference-node", "orchestrator-node", "trainer-node"}
 
 
@@ -30,7 +40,7 @@ def config_of(name: str) -> Resolved:
 
 def test_profiles_are_those_that_are_documented() -> None:
     assert {profile for service in SERVICES.values() for profile in service["profiles"]} == PROFILES
-    assert all(f"--profile {profile}" in TEXT.partition("\nname:")[0] for profile in PROFILES)
+    assert all(f"--profile {profile}" in COMPOSE_TEXT.partition("\nname:")[0] for profile in PROFILES)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -157,14 +167,78 @@ def test_gpu_services_reserve_gpus_and_shared_memory(name: str) -> None:
 
 def test_every_variable_is_explained_and_every_explained_one_is_used() -> None:
     explained = set(re.findall(r"^([A-Z_]+)=", ENV, flags=re.MULTILINE))
-    assert explained == variables(TEXT)
+    assert explained == variables(COMPOSE_TEXT)
 
 
 def test_defaults_of_variables_agree_with_the_example() -> None:
     values = dict(re.findall(r"^([A-Z_]+)=(.*)$", ENV, flags=re.MULTILINE))
-    assert yaml.safe_load(substitute(TEXT, values)) == COMPOSE
+    assert yaml.safe_load(substitute(COMPOSE_TEXT, values)) == COMPOSE
 
 
 def test_named_volumes_are_declared() -> None:
     named = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
     assert {name for name in named if not name.startswith(".")} == COMPOSE["volumes"].keys()
+
+
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
+
+DOCKERFILE_TEXT = DOCKERFILE.read_text()
+
+TARGETS = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE_TEXT, re.M | re.S))
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([hadolint, "--no-color", DOCKERFILE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_everything_that_is_copied_exists_and_is_let_through() -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    sources = [word for line in re.findall(r"^COPY (.*)$", DOCKERFILE_TEXT, re.M) for word in line.split()[:-1]]
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists()
+        assert f"!{source}" in ignore
+
+
+def test_every_package_is_in_the_image() -> None:
+    patterns = re.search(r"^include = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert patterns is not None
+    for package in re.findall(r'"(\w+)\*"', patterns[1]):
+        assert f"COPY {package} {package}" in DOCKERFILE_TEXT
+
+
+@pytest.mark.parametrize("target", ["orchestrator", "trainer", "inference"])
+def test_service_does_not_run_as_root(target: str) -> None:
+    assert re.findall(r"^USER (.*)$", TARGETS[target], re.M) == ["10001"]
+    assert f'ENTRYPOINT ["{target}"]' in TARGETS[target]
+
+
+def test_orchestrator_has_no_torch() -> None:
+    assert "torch" not in TARGETS["orchestrator"]
+    assert "FROM base AS orchestrator" in DOCKERFILE_TEXT
+
+
+@pytest.mark.parametrize("target", ["orchestrator", "trainer", "inference"])
+def test_ports_are_those_of_the_config(target: str) -> None:
+    config = config_of(target)
+    ports = {int(port) for line in re.findall(r"^EXPOSE (.*)$", TARGETS[target], re.M) for port in line.split()}
+    own = {
+        "orchestrator": lambda: int(config["server"]["endpoint"].rsplit(":", 1)[1]),
+        "trainer": lambda: config["weights"]["port"],
+        "inference": lambda: config["server"]["port"],
+    }[target]()
+    assert ports == {own, config["health"]["port"]}
+
+
+def test_compose_builds_only_targets_that_exist() -> None:
+    builds = [service["build"] for service in SERVICES.values() if "build" in service]
+    assert {build["target"] for build in builds} == {"orchestrator", "trainer", "inference"}
+    arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE_TEXT, re.M))
+    assert all(set(build.get("args", {})) <= arguments for build in builds)
+
+
+def test_version_of_torch_is_that_of_the_project() -> None:
+    (version,) = set(re.findall(r"torch==(\S+)", DOCKERFILE_TEXT))
+    assert f'"torch=={version}"' in (ROOT / "pyproject.toml").read_text()
