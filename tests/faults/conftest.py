@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.exactly_once.campaign import make_model
+from tests.faults.exactly_once.kills import make_model
 from tests.support.nursery import Nursery, nursery
 from tests.support.once import Once
 
