@@ -10,8 +10,18 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.inference.adapters import RANK, make_adapter, publish_adapter, with_adapter
-from tests.inference.contract_client import apply, assert_exact, body, generate, served, until_begun
-from tests.inference.contract_server import Server, make_model, running_server, save_model
+from tests.inference.contract_server import (
+    Server,
+    apply,
+    assert_exact,
+    body,
+    generate,
+    make_model,
+    running_server,
+    save_model,
+    served,
+    until_begun,
+)
 from tests.integration.circle import ROOT, VLLM_FLAGS, run_rl
 from tests.support.models import publish
 from transport.wire.generation import GenerateReply
