@@ -133,7 +133,7 @@ def export(words: Words) -> None:
 
 
 def parse_export(words: Words) -> None:
-    """Only its arguments: an adapter needs a run with LoRA (tests/integration/test_lora.py exports one)."""
+    """Only its arguments: an adapter needs a run with LoRA (tests/integration/test_lora_and_ppo.py exports one)."""
     parse_config(ExportConfig, list(words[2:]), prog="trainer export")
 
 

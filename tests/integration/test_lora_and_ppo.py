@@ -1,4 +1,7 @@
-"""LoRA as a user starts it: the circle turns, the engine serves the adapter that was trained, reward rises."""
+"""LoRA as a user starts it: the circle turns, the engine serves the adapter that was trained, reward rises.
+
+PPO as a user starts it: a critic in the trainer, rewards as advantages from the orchestrator.
+"""
 
 import statistics
 import subprocess
@@ -11,7 +14,9 @@ from tests.integration.circle import ROOT, environment, run_rl
 from transport.wire.weights import read_weight_manifest, version_dir
 
 pytestmark = pytest.mark.integration
+
 LORA_CONFIG = ROOT / "configs" / "copy_text_lora" / "rl.toml"
+
 NUM_STEPS = 3
 
 
@@ -43,3 +48,25 @@ def test_reward_rises(tmp_path: Path, lora_model: Path) -> None:
     rewards = run.column("orchestrator", "reward/all/mean")
     assert len(rewards) == 60
     assert statistics.mean(rewards[-10:]) >= statistics.mean(rewards[:5]) + 0.4
+
+
+PPO_CONFIG = ROOT / "configs" / "copy_text_ppo" / "rl.toml"
+
+
+def test_the_circle_turns_with_a_critic(tmp_path: Path, copy_model: Path) -> None:
+    run = run_rl(tmp_path, copy_model, "--max-steps", "3", config=PPO_CONFIG)
+    assert run.exit_code == 0, run.output
+    assert run.column("trainer", "step") == [1, 2, 3]
+    losses = run.column("trainer", "loss/value")
+    assert all(loss > 0 for loss in losses)
+    assert run.column("trainer", "critic/lr") == [1e-3] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_reward_rises_with_a_critic(tmp_path: Path, copy_model: Path) -> None:
+    run = run_rl(tmp_path, copy_model, config=PPO_CONFIG, timeout_s=800)
+    assert run.exit_code == 0, run.output
+    rewards = run.column("orchestrator", "reward/all/mean")
+    assert len(rewards) == 80
+    assert statistics.mean(rewards[-10:]) >= statistics.mean(rewards[:5]) + 0.3
