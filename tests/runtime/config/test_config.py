@@ -1,4 +1,7 @@
-"""From a command line to a config, and every mistake as one line that names the key."""
+"""From a command line to a config, and every mistake as one line that names the key.
+
+Help and reference are made from the config classes, so they cannot be wrong.
+"""
 
 import json
 import re
@@ -9,9 +12,11 @@ import pytest
 from pydantic import Field
 
 from runtime.config.config import Config, RunConfig, ServiceConfig, load_config, parse_config, resolved_json
+from runtime.config.help import config_help, config_reference, default_text, type_name
 from runtime.config.keys import config_keys, get_value, key_of, merge, set_value
 from runtime.config.validation_errors import nearest_key
 from runtime.errors import UserError
+from runtime.launch.rl_config import RlConfig
 
 
 class Optimizer(Config):
@@ -264,26 +269,26 @@ def test_table_that_is_given_in_part_keeps_the_default_of_its_field() -> None:
     assert parse_config(House, ["--door.port", "1"], prog="house").door == Door(port=1)
 
 
-class Inner(Config):
+class ValueInner(Config):
     run: RunConfig = RunConfig(name="inner")
     """Run."""
 
 
-class Outer(Config):
-    inner: Inner = Inner()
+class ValueOuter(Config):
+    inner: ValueInner = ValueInner()
     """Inner."""
     needed: int
     """Needed."""
 
 
 def test_tree_values_fall_back_to_defaults() -> None:
-    assert get_value({"inner": {"run": {"name": "x"}}}, Outer, "inner.run.name") == "x"
-    assert get_value({"inner": {"run": {}}}, Outer, "inner.run.name") == "default"
-    assert get_value({"inner": {}}, Outer, "inner.run.name") == "inner"
-    assert get_value({}, Outer, "inner.run.name") == "inner"
+    assert get_value({"inner": {"run": {"name": "x"}}}, ValueOuter, "inner.run.name") == "x"
+    assert get_value({"inner": {"run": {}}}, ValueOuter, "inner.run.name") == "default"
+    assert get_value({"inner": {}}, ValueOuter, "inner.run.name") == "inner"
+    assert get_value({}, ValueOuter, "inner.run.name") == "inner"
     assert get_value({}, None, "inner.run.name") is None
-    assert get_value({}, Outer, "needed") is None
-    assert get_value({"inner": 3}, Outer, "inner.run") is None
+    assert get_value({}, ValueOuter, "needed") is None
+    assert get_value({"inner": 3}, ValueOuter, "inner.run") is None
 
 
 def test_tree_functions_do_not_change_their_arguments() -> None:
@@ -292,3 +297,92 @@ def test_tree_functions_do_not_change_their_arguments() -> None:
     assert set_value(data, "a.d.e", 5) == {"a": {"b": 1, "d": {"e": 5}}, "x": 3}
     assert set_value(data, "x.y", 5) == data
     assert data == {"a": {"b": 1}, "x": 3}
+
+
+class Inner(Config):
+    """Inside."""
+
+    kind: Literal["a", "b"] = "a"
+    """Which | kind."""
+    a_key_with_a_name_that_is_longer_than_the_column: float = 0.5
+    """A number."""
+
+
+class Outer(Config):
+    """Outside."""
+
+    inner: Inner = Inner()
+    """What is inside."""
+    items: tuple[Inner, ...] = ()
+    """Several."""
+    path: Path
+    """Where."""
+    steps: int | None = Field(None, gt=0)
+    """How many."""
+    flag: bool = False
+    """A switch."""
+    names: tuple[str, ...] = ("x", "y")
+    """Names."""
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (int, "int"),
+        (Path, "path"),
+        (int | None, "int or none"),
+        (tuple[str, ...], "list of str"),
+        (list[int], "list of int"),
+        (Literal["a", "b"], '"a" | "b"'),
+        (dict[str, int], "table"),
+    ],
+)
+def test_types_for_people(annotation: object, expected: str) -> None:
+    assert type_name(annotation) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("path", "required"),
+        ("steps", "none"),
+        ("flag", "false"),
+        ("names", '["x", "y"]'),
+        ("inner.kind", '"a"'),
+        ("inner", ""),
+        ("inner.a_key_with_a_name_that_is_longer_than_the_column", "0.5"),
+    ],
+)
+def test_defaults_as_in_toml(key: str, expected: str) -> None:
+    found = next(known for known in config_keys(Outer) if known.name == key)
+    assert default_text(found) == expected
+
+
+def test_reference_has_a_row_for_each_key_and_a_heading_for_each_table() -> None:
+    text = config_reference(Outer)
+    assert "| `path` | path | `required` | Where. |" in text
+    assert "### `[inner]`\n\nWhat is inside.\n" in text
+    assert "### `[items[]]`\n\nSeveral.\n" in text
+    assert '| `inner.kind` | "a" \\| "b" | `"a"` | Which \\| kind. |' in text
+
+
+def test_reference_of_rl_names_every_key() -> None:
+    text = config_reference(RlConfig)
+    for key in config_keys(RlConfig):
+        assert key.is_table or f"| `{key.name}` |" in text
+
+
+def test_help_fits_its_width_and_names_every_flag() -> None:
+    text = config_help(Outer, "outer", width=80)
+    assert text.startswith("usage: outer [@ file.toml] [--key value ...]\n\nOutside.\n")
+    assert max(len(line) for line in text.splitlines() if not line.startswith("Later")) <= 80
+    for key in config_keys(Outer):
+        assert key.is_table or f"--{key.name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_printed_even_if_the_rest_is_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_config(Outer, ["--nonsense", "3", flag], prog="outer")
+    assert ended.value.code == 0
+    assert "--inner.kind" in capsys.readouterr().out
