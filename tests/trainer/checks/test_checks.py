@@ -1,6 +1,10 @@
-"""The checks of a loss, of packed rows and of the weights (canary): what is sound passes, what is not is named."""
+"""The checks of a loss, of packed rows and of the weights (canary): what is sound passes, what is not is named.
+
+Losses as a user might write them: one that keeps every promise, and one for each way of breaking one.
+"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +136,70 @@ def test_the_packing_check_catches_a_kernel_that_lets_samples_see_each_other(
     model = AutoModelForCausalLM.from_pretrained(bare_model_path, attn_implementation=kernel.implementation)
     with pytest.raises(ModelUnusable, match="Qwen3ForCausalLM cannot be trained packed"):
         verify_packing(Policy(model, dtype), CPU)
+
+
+def good(inputs: RlInputs, *, scale: float = 1.0) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.ratio * scale)
+
+
+def normalised_by_its_own_length(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs / len(inputs.logprobs))
+
+
+def whitened_over_the_row(inputs: RlInputs) -> RlOutputs:
+    centred = inputs.advantages - inputs.advantages.mean()
+    return _outputs(inputs, -centred * inputs.logprobs)
+
+
+def first_sample_only(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs * (inputs.segments == 0))
+
+
+def unbounded(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * (10 * inputs.log_ratio).exp())
+
+
+def sees_strangers(inputs: RlInputs) -> RlOutputs:
+    everybody = replace(inputs, members=torch.ones_like(inputs.members))
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs * everybody.segment_mean(inputs.behaviour_logprobs))
+
+
+def changes_its_inputs(inputs: RlInputs) -> RlOutputs:
+    inputs.advantages.mul_(2.0)
+    return good(inputs)
+
+
+def draws_lots(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs * torch.rand_like(inputs.logprobs))
+
+
+def without_gradient(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs.detach())
+
+
+def one_number(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, (-inputs.advantages * inputs.logprobs).mean())
+
+
+def raises(inputs: RlInputs) -> RlOutputs:
+    raise KeyError("no such thing")
+
+
+BROKEN: dict[Callable[[RlInputs], RlOutputs], str] = {
+    normalised_by_its_own_length: "packing",
+    whitened_over_the_row: "packing",
+    first_sample_only: "order",
+    unbounded: "finite",
+    sees_strangers: "members",
+    changes_its_inputs: "pure",
+    draws_lots: "pure",
+    without_gradient: "shape",
+    one_number: "shape",
+    raises: "shape",
+}
+"""The promise that each of them breaks, among others."""
+
+
+def _outputs(inputs: RlInputs, losses: Tensor) -> RlOutputs:
+    nothing = torch.zeros_like(inputs.members)
+    return RlOutputs(losses, nothing, nothing)
