@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.workspace import train
+from tests.docs.pages import train
 from tests.integration.circle import make_copy_model
 from tests.support.once import Once
 
