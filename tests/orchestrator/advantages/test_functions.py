@@ -41,6 +41,25 @@ from orchestrator.values.group import GroupKey
 from runtime.errors import UserError
 from tests.orchestrator.builders import make_rollout
 
+NOT_A_FUNCTION = 3
+
+
+def ranks(inputs: AdvantageInputs, *, scale: float = 1.0) -> AdvantageOutputs:
+    """How many of the group are worse."""
+    rewards = [rollout.reward for rollout in inputs.rollouts]
+    return AdvantageOutputs([scale * sum(other < reward for other in rewards) for reward in rewards])
+
+
+def raises(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """A bug of the user's."""
+    raise KeyError("judge")
+
+
+def returns_a_list(inputs: AdvantageInputs) -> list[float]:
+    """Forgets to wrap its result."""
+    return [0.0] * len(inputs.rollouts)
+
+
 REWARDS = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=16)
 
 KEY = GroupKey("copy", "example-3", 0)
@@ -304,22 +323,3 @@ def test_the_command_prints_a_table_and_its_exit_code_tells(capsys: pytest.Captu
 def test_a_function_that_is_not_found_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="no_such_function"):
         run(["check-advantage", f"{__name__}:no_such_function"])
-
-
-NOT_A_FUNCTION = 3
-
-
-def ranks(inputs: AdvantageInputs, *, scale: float = 1.0) -> AdvantageOutputs:
-    """How many of the group are worse."""
-    rewards = [rollout.reward for rollout in inputs.rollouts]
-    return AdvantageOutputs([scale * sum(other < reward for other in rewards) for reward in rewards])
-
-
-def raises(inputs: AdvantageInputs) -> AdvantageOutputs:
-    """A bug of the user's."""
-    raise KeyError("judge")
-
-
-def returns_a_list(inputs: AdvantageInputs) -> list[float]:
-    """Forgets to wrap its result."""
-    return [0.0] * len(inputs.rollouts)

@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from orchestrator.config.envs import CustomCurriculumConfig, DifficultyCurriculumConfig
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.data.curriculum import (
     Curricula,
     Curriculum,
     ExampleStats,
+    Float64s,
     Lesson,
     VisitOutcome,
     difficulty,
@@ -40,10 +43,34 @@ from tests.orchestrator.builders import make_rollout
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
 from transport.wire.ledger import CompletedPositions, tally
-from orchestrator.data.curriculum import ExampleStats, Float64s
 
 
-HERE = "tests.orchestrator.data.custom_curricula"
+def only_first(stats: ExampleStats, *, number: int) -> Float64s:
+    """The first `number` examples and no others."""
+    return (np.arange(len(stats.num_visits)) < number).astype(np.float64)
+
+
+def raises(stats: ExampleStats) -> Float64s:
+    """A bug of the user's."""
+    raise KeyError("table")
+
+
+def too_few(stats: ExampleStats) -> Float64s:
+    """One number is missing."""
+    return np.ones(len(stats.num_visits) - 1)
+
+
+def nothing(stats: ExampleStats) -> Float64s:
+    """No example is wanted."""
+    return np.zeros(len(stats.num_visits))
+
+
+def negative(stats: ExampleStats) -> Float64s:
+    """Not a weight."""
+    return np.where(stats.num_visits > 0, 1.0, -1.0)
+
+
+HERE = "tests.orchestrator.data.test_curriculum"
 
 
 def make_curriculum(num_examples: int = 12, refresh_groups: int = 4, seed: int = 0) -> Curriculum:
@@ -284,28 +311,3 @@ def test_a_custom_curriculum_is_obeyed(tmp_path: Path) -> None:
         asyncio.run(run_orchestrator(config, engine, [env]))
     assert set(visited(env)) == {0, 1, 2}
     assert len({request.group_id for request in env.requests}) == len(visited(env)), "a visit is its own group"
-
-
-def only_first(stats: ExampleStats, *, number: int) -> Float64s:
-    """The first `number` examples and no others."""
-    return (np.arange(len(stats.num_visits)) < number).astype(np.float64)
-
-
-def raises(stats: ExampleStats) -> Float64s:
-    """A bug of the user's."""
-    raise KeyError("table")
-
-
-def too_few(stats: ExampleStats) -> Float64s:
-    """One number is missing."""
-    return np.ones(len(stats.num_visits) - 1)
-
-
-def nothing(stats: ExampleStats) -> Float64s:
-    """No example is wanted."""
-    return np.zeros(len(stats.num_visits))
-
-
-def negative(stats: ExampleStats) -> Float64s:
-    """Not a weight."""
-    return np.where(stats.num_visits > 0, 1.0, -1.0)
