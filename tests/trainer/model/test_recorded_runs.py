@@ -4,31 +4,30 @@ A LoRA run from the command line: publishes, checkpoints and exports hold the ad
 """
 
 import json
+import shutil
 from pathlib import Path
+
 import msgspec
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3ForCausalLM
+
+from runtime.errors import UserError
+from tests.trainer.conftest import NUM_STEPS
 from tests.trainer.images.tiny_vlm import MIXED, draw
 from tests.trainer.model.image_ranks import FAMILIES, without_an_image_token
-from tests.trainer.runs import replay, weight_bytes, weights_of
+from tests.trainer.runs import RUN_ID, replay, weight_bytes, weights_of
+from trainer.checkpoints.export import export_checkpoint, newest_checkpoint
+from trainer.checkpoints.state import load_weights
 from trainer.cli import run
+from trainer.weights.adapter import Adapter, check_same_adapter, read_adapter
+from trainer.weights.served import RankShare, make_offer
 from transport.durable import write_durably
 from transport.outbox.batch_file import file_chunks
 from transport.outbox.outbox import batch_path
 from transport.wire.batch import build_batch
-import shutil
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
-from runtime.errors import UserError
-from tests.trainer.conftest import NUM_STEPS
-from tests.trainer.runs import RUN_ID, replay, weight_bytes, weights_of
-from trainer.checkpoints.export import export_checkpoint, newest_checkpoint
-from trainer.checkpoints.state import load_weights
-from trainer.weights.adapter import Adapter, check_same_adapter, read_adapter
-from trainer.weights.served import RankShare, make_offer
 from transport.wire.weights import publish_digest, read_weight_manifest, version_dir
-
 
 NUM_IMAGE_STEPS = 3
 
@@ -103,7 +102,10 @@ def test_an_export_loads_with_the_published_weights_in_both_towers(trained: tupl
     assert run(["export", "--run", str(run_dir), "--out", str(tmp_path / "out")]) == 0
     exported, loading = AutoModelForImageTextToText.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(loading.values())
-    published, start = weights_of(run_dir, NUM_IMAGE_STEPS), AutoModelForImageTextToText.from_pretrained(model).state_dict()
+    published, start = (
+        weights_of(run_dir, NUM_IMAGE_STEPS),
+        AutoModelForImageTextToText.from_pretrained(model).state_dict(),
+    )
     assert published.keys() == start.keys() - {"lm_head.weight"}  # tied to the embedding
     for name, weight in exported.named_parameters():
         assert torch.equal(published[name], weight.detach()), name
@@ -126,6 +128,7 @@ def test_a_critic_sees_the_images_too(trunk: str, model_paths: dict[str, Path], 
     (row,) = [json.loads(line) for line in (run_dir / "metrics" / "trainer.jsonl").read_text().splitlines()]
     assert row["samples_refused/global"] == 1
     assert "explained_variance/all" in row
+
 
 RANK, ALPHA = 4, 12
 
