@@ -17,7 +17,7 @@ from chat.images.patches import PatchMaker, PatchSettings
 from chat.images.reader import ImageReader, read_image_reader
 from chat.tokenizer import Tokenizer
 from runtime.errors import UserError
-from tests.chat.images.drawn import data_url, draw, user, vision_folder, vision_tokenizer
+from tests.chat.drawn import data_url, draw, user, vision_folder, vision_tokenizer
 
 A, B = data_url(draw(1)), data_url(draw(2, 32, 16))
 

@@ -192,7 +192,7 @@ def test_difficulty_prefers_the_target_and_the_unknown() -> None:
 def test_a_function_that_breaks_its_contract_is_named(function: str, problem: str) -> None:
     weights = make_weights(CustomCurriculumConfig(import_path=f"{HERE}:{function}"))
     curriculum = Curriculum("toy", 5, weights, seed=0, refresh_groups=2, memory=0.5)
-    with pytest.raises(CurriculumError, match=rf"custom_curricula:{function}' of env 'toy'.*{problem}"):
+    with pytest.raises(CurriculumError, match=rf"{HERE}:{function}' of env 'toy'.*{problem}"):
         curriculum.example(0)
 
 

@@ -212,7 +212,7 @@ async def test_blocking_code_is_measured_and_warned_of_once(warnings_seen: list[
 
 
 def test_blame_is_on_the_innermost_function_that_is_no_library() -> None:
-    assert blamed(sys._getframe()).startswith("test_blame_is_on_the_innermost_function_that_is_no_library (test_event")
+    assert blamed(sys._getframe()).startswith("test_blame_is_on_the_innermost_function_that_is_no_library (test_watchdog")
     with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("{")
     traceback = caught.tb

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from tests.chat.model_folders import character_tokenizer, write_folder
 
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+
 TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' }}
@@ -25,6 +26,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
+
 PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,
