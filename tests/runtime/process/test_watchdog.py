@@ -212,14 +212,15 @@ async def test_blocking_code_is_measured_and_warned_of_once(warnings_seen: list[
 
 
 def test_blame_is_on_the_innermost_function_that_is_no_library() -> None:
-    assert blamed(sys._getframe()).startswith("test_blame_is_on_the_innermost_function_that_is_no_library (test_watchdog")
+    me = "test_blame_is_on_the_innermost_function_that_is_no_library"
+    assert blamed(sys._getframe()).startswith(f"{me} (test_watchdog")
     with pytest.raises(ValueError, match="Expecting") as caught:
         json.loads("{")
     traceback = caught.tb
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     assert "json" in traceback.tb_frame.f_code.co_filename
-    assert blamed(traceback.tb_frame).startswith("test_blame_is_on_the_innermost_function_that_is_no_library")
+    assert blamed(traceback.tb_frame).startswith(me)
     assert blamed(None) == ""
 
 
