@@ -1,13 +1,10 @@
 """Real trainer processes: against a real batch server, and on two ranks that share rows or hold copies.
 
 What happens when a rank dies: tests/faults/liveness.
-
-Two real ranks, and an orchestrator that dies after it answered one of them and before it answered the other.
 """
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +14,8 @@ from safetensors.torch import load_file
 from runtime.errors import ExitCode, PeerLostError, UserError
 from tests.support.process import Process
 from tests.support.waiting import until
-from tests.trainer import waiting_ranks
 from tests.trainer.conftest import NUM_STEPS
-from tests.trainer.runs import RUN_ID, FakeOrchestrator, arguments, make_sample, torchrun, weight_bytes, weights_of
+from tests.trainer.runs import RUN_ID, FakeOrchestrator, arguments, torchrun, weight_bytes, weights_of
 from trainer.build import check_ranks
 from trainer.checkpoints.export import newest_checkpoint
 from trainer.cli import run
@@ -27,7 +23,6 @@ from trainer.config.trainer import ParallelConfig
 from transport.wire.weights import read_weight_manifest
 
 pytestmark = pytest.mark.integration
-
 STARTUP_S = 120.0
 """Importing torch takes its time on a busy machine."""
 
@@ -165,40 +160,3 @@ def test_ranks_that_cannot_be_divided_are_a_clear_error() -> None:
     with pytest.raises(UserError, match="start a multiple of 4"):
         check_ranks(ParallelConfig(cp=2, dp_replicate=2), world_size=6)
     check_ranks(ParallelConfig(cp=2, dp_replicate=2), world_size=8)
-
-
-PATIENCE_S = 240.0
-
-
-def test_ranks_wait_together_for_an_orchestrator_that_answered_one_of_them_and_died(tmp_path, start):
-    """It stays away for longer than a collective may take, once for each thing that ranks ask or tell."""
-    ranks_dir, outbox = tmp_path / "ranks", tmp_path / "outbox"
-    ranks_dir.mkdir()
-    with FakeOrchestrator(outbox, RUN_ID) as server:
-        server.publish(*range(1, waiting_ranks.NUM_STEPS + 1))
-        endpoint = server.endpoint
-        process = start(*torchrun(2, "-m", "tests.trainer.waiting_ranks", str(ranks_dir), endpoint))
-        one_has_it(process, ranks_dir, "manifest")
-    for call, following in (("manifest", "samples"), ("samples", "published"), ("published", None)):
-        (ranks_dir / f"{call}.go").touch()  # asks a server that is gone
-        back_at = time.monotonic() + waiting_ranks.AWAY_S
-        process.until(lambda at=back_at: time.monotonic() > at, within_s=10 * waiting_ranks.AWAY_S)
-        assert process.poll() is None, process.output
-        with FakeOrchestrator(outbox, RUN_ID, endpoint) as server:
-            if following is not None:
-                one_has_it(process, ranks_dir, following)
-            else:
-                process.finish(within_s=PATIENCE_S)
-                assert server.progress == (waiting_ranks.NUM_STEPS, waiting_ranks.NUM_STEPS)
-    for rank in range(2):
-        told = [
-            f"{step}: {make_sample(RUN_ID, step, rank).trajectory_id}" for step in range(1, waiting_ranks.NUM_STEPS + 1)
-        ]
-        assert (ranks_dir / f"trained.{rank}").read_text().splitlines() == told
-
-
-def one_has_it(process: Process, folder: Path, call: str) -> None:
-    """Wait until one rank has its answer to `call`, if it needs one, and the other is late with asking."""
-    wanted = [folder / f"{call}.late", *([] if call == "published" else [folder / f"{call}.answered"])]
-    process.until(lambda: all(path.exists() for path in wanted), within_s=PATIENCE_S)
-    assert process.poll() is None, process.output

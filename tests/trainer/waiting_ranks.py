@@ -1,4 +1,4 @@
-"""Run by torchrun in `test_service.py`: two ranks that ask an orchestrator, one of them late.
+"""Run by torchrun in `test_waiting_ranks.py`: two ranks that ask an orchestrator, one of them late.
 
     python -m tests.trainer.waiting_ranks <folder> <endpoint>
 
