@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.workspace import train
+from tests.docs.pages import train
 from tests.integration.circle import make_copy_model
-from tests.once import Once
+from tests.support.once import Once
 
 pytest_plugins = ("tests.support.logs", "tests.support.nursery", "tests.support.process")
 

@@ -10,7 +10,7 @@ from inference.server.state import ServerMetrics
 from runtime.health.health import Health
 from runtime.health.server import HealthGauges
 from tests.deploy.commands import ROOT
-from tests.deploy.test_compose import OURS, config_of
+from tests.deploy.test_docker import OURS, config_of
 
 PROMETHEUS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
 ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]

@@ -4,9 +4,13 @@ import math
 
 import pytest
 import verifiers.v1 as vf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flaky_text import Fault, FlakyTaskConfig, fault_of
+from group_race import distance, standings
 from tests.examples.traces import finished_trace, load_env, scored, tasks_of
+from text_puzzle import COPY, PUZZLES, REVERSE, TextPuzzle
 
 ONE_TURN = ("reverse-text", "copy-text")
 
@@ -115,3 +119,97 @@ def test_faults_are_decided_by_seed_example_and_reply() -> None:
 def test_rates_beyond_one_are_refused() -> None:
     with pytest.raises(ValueError, match=r"add up to 1\.1"):
         load_env("flaky-text", task={"raise_rate": 0.5, "hang_rate": 0.6})
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [("abc", 4), ("abcd", 3), ("abx", 2), ("ab", 2), ("a", 1), ("xbc", 0), ("", 0), ("\x00", 0)],
+)
+def test_distance_counts_letters_before_the_first_mistake(reply: str, expected: int) -> None:
+    assert distance(reply, "abc") == expected
+
+
+def test_standing_is_the_share_of_the_others_that_are_beaten() -> None:
+    assert standings([4, 0, 2]) == [1.0, 0.0, 0.5]
+    assert standings([3, 3, 0]) == [0.75, 0.75, 0.0]
+    assert standings([1, 1]) == [0.5, 0.5]
+
+
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=20))
+def test_standings_share_out_the_same_prize_for_any_outcome(distances: list[int]) -> None:
+    ranks = standings(distances)
+    assert sum(ranks) / len(ranks) == pytest.approx(0.5)
+    assert sorted(ranks) == [rank for _, rank in sorted(zip(distances, ranks, strict=True))]
+
+
+def test_a_race_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        standings([1])
+    with pytest.raises(ValueError, match="greater than or equal to 2"):
+        load_env("group-race", group_size=1)
+
+
+async def test_alone_a_rollout_has_a_metric_and_no_reward() -> None:
+    task = tasks_of(load_env("group-race"))[0]
+    trace = await scored(task, task.data.answer)
+    assert trace.rewards == {}
+    assert trace.metrics == {"exact_match": 1.0}
+
+
+async def test_reward_depends_on_the_siblings() -> None:
+    env = load_env("group-race", group_size=3)
+    task = tasks_of(env)[0]
+    answer = task.data.answer
+
+    async def rewards(*replies: str) -> list[float]:
+        traces = [finished_trace(task, [reply]) for reply in replies]
+        episode = vf.Episode(
+            env=vf.EnvInfo(id="group-race"), task=vf.TraceTask(type="GroupRaceTask", data=task.data), traces=traces
+        )
+        await env.finalize(task, episode)
+        return [trace.reward for trace in episode.traces]
+
+    assert await rewards(answer[:3], "", answer) == [0.5, 0.0, 1.0]
+    assert await rewards(answer[:3], "", "") == [1.0, 0.25, 0.25]
+    assert await rewards(answer, answer, answer) == [0.5, 0.5, 0.5]
+
+
+def test_right_answers() -> None:
+    assert REVERSE.answer("abcd") == "dcba"
+    assert COPY.answer("abcde") == "abcde"
+    assert (REVERSE.prompt("abcd"), COPY.prompt("ab")) == ("reverse: abcd", "copy: ab")
+
+
+def test_puzzles_are_found_by_the_id_of_their_environment() -> None:
+    assert dict(PUZZLES) == {"reverse-text": REVERSE, "copy-text": COPY}
+
+
+@pytest.mark.parametrize("puzzle", PUZZLES.values(), ids=PUZZLES.keys())
+def test_numbers_name_every_text_once(puzzle: TextPuzzle) -> None:
+    texts = {puzzle.text(number) for number in range(puzzle.num_texts)}
+    assert len(texts) == puzzle.num_texts
+    assert all(len(text) == puzzle.length and set(text) <= set(puzzle.alphabet) for text in texts)
+
+
+def test_sample_is_distinct_and_decided_by_its_seed() -> None:
+    texts = REVERSE.sample(1000, seed=3)
+    assert len(set(texts)) == 1000
+    assert texts == REVERSE.sample(1000, seed=3)
+    assert texts != REVERSE.sample(1000, seed=4)
+
+
+def test_sample_larger_than_the_puzzle_is_refused() -> None:
+    assert len(set(REVERSE.sample(REVERSE.num_texts, seed=0))) == 6**4
+    with pytest.raises(ValueError, match="only 1296 different texts exist, 1297 were asked for"):
+        REVERSE.sample(REVERSE.num_texts + 1, seed=0)
+
+
+def test_resizing_keeps_what_is_not_given() -> None:
+    assert COPY.resized("xy", None) == TextPuzzle("copy-text", "copy", "xy", 5, COPY.transform)
+    assert COPY.resized(None, 3).num_texts == 8**3
+
+
+@pytest.mark.parametrize(("alphabet", "length"), [("aab", 3), ("", 3), ("ab", 0)])
+def test_impossible_puzzles_cannot_be_built(alphabet: str, length: int) -> None:
+    with pytest.raises(ValueError, match="odd"):
+        TextPuzzle("odd", "do", alphabet, length, str.upper)

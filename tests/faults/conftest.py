@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.exactly_once.campaign import make_model
-from tests.once import Once
+from tests.faults.exactly_once.kills import make_model
 from tests.support.nursery import Nursery, nursery
+from tests.support.once import Once
 
 Figures = Mapping[str, Any]
 Record = Callable[[str, Figures], None]

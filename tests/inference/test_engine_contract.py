@@ -16,27 +16,25 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.weights.publish import model_digest, served_tensors
-from tests.inference.contract_client import (
+from tests.inference.contract_server import (
+    ENGINE,
+    MAX_BATCH_SIZE,
+    MAX_MODEL_LEN,
     PROMPT,
     TOLERANCE,
+    Server,
     apply,
     assert_exact,
     body,
     error_of,
     generate,
     health,
-    served,
-    until_begun,
-    until_health,
-)
-from tests.inference.contract_server import (
-    ENGINE,
-    MAX_BATCH_SIZE,
-    MAX_MODEL_LEN,
-    Server,
     make_model,
     running_server,
     save_model,
+    served,
+    until_begun,
+    until_health,
 )
 from tests.support.models import VOCAB_SIZE, publish, score
 from tests.transport.weights.weight_ranks import Tensors, WeightRanks

@@ -15,8 +15,16 @@ from transformers import PreTrainedModel
 
 from inference.api.images import Images
 from inference.weights.publish import model_digest
-from tests.inference.contract_client import TOLERANCE, apply, error_of, generate, served, until_health
-from tests.inference.contract_server import Server, running_server
+from tests.inference.contract_server import (
+    TOLERANCE,
+    Server,
+    apply,
+    error_of,
+    generate,
+    running_server,
+    served,
+    until_health,
+)
 from tests.inference.tiny_vision import (
     FAMILIES,
     make_vision_model,

@@ -14,7 +14,7 @@ from inference.service import until_stopped
 from inference.torch_engine.engine import TorchEngine
 from inference.weights.publish import model_digest
 from runtime.errors import ExitCode, ServiceError
-from tests.inference.server_process import ServerProcess, server_process
+from tests.inference.contract_server import ServerProcess, server_process
 from tests.support.models import make_model, publish, score
 from tests.support.waiting import until
 from transport.wire.codec import encode

@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RL_CONFIG = ROOT / "configs" / "copy_text" / "rl.toml"
+VLLM_FLAGS = ("--inference.engine", "vllm")
+"""All that differs from a run with the embedded engine."""
 COLOUR_CONFIG = ROOT / "configs" / "colour_vlm" / "rl.toml"
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.deploy.test_observability import OF_A_STEP, used_metrics
-from tests.docs.workspace import NUM_STEPS, OUTPUT, RUN
+from tests.docs.pages import NUM_STEPS, OUTPUT, RUN
 from tests.integration.circle import ROOT, Finished, environment, run_rl
 from tests.support.process import Process
 from viewer.answers.answers import answer

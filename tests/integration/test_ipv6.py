@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 from runtime.health.health import Health, ask_health
 from runtime.health.server import HealthServer
 from runtime.process.http_listener import listening
-from tests.ipv6 import needs_ipv6
+from tests.support.ipv6 import needs_ipv6
 from tests.transport.weights.weight_ranks import make_offer
 from trainer.weights.channel import advertised
 from transport.security.exposure import netloc

@@ -1,4 +1,7 @@
-"""Whole runs under each staleness policy: real scheduler, ledger, outbox and wire; and kill -9 of the real process."""
+"""Whole runs under each staleness policy: real scheduler, ledger, outbox and wire; and kill -9 of the real process.
+
+kill -9 of a real orchestrator process whose engine answers by version: a resume with other weights would show.
+"""
 
 import random
 import time
@@ -64,3 +67,44 @@ def test_a_killed_run_trains_no_rollout_twice(tmp_path: Path) -> None:
     states = check(trainer, tmp_path, 10, max_staleness=1)
     assert states["cancelled"] > 0, "no kill hit a rollout in flight"
     assert not states["in_flight"]
+
+
+SERVICE = "tests.orchestrator.toy_service"
+
+
+def run_whole(folder: Path, **changes: object) -> FakeTrainer:
+    """A run without faults."""
+    folder.mkdir()
+    config = make_config(folder, **changes)
+    arguments = [SERVICE, "@", str(write_config(config, folder))]
+    with (
+        training(FakeTrainer(config.server.endpoint, commit_every=3)) as trainer,
+        process(folder / "out", *arguments) as child,
+    ):
+        assert child.wait() == ExitCode.OK, child.output
+    return trainer
+
+
+@pytest.mark.integration
+def test_a_killed_orchestrator_cuts_the_same_batches(tmp_path: Path) -> None:
+    changes = {"max_steps": 12, "max_staleness": 0}
+    reference = run_whole(tmp_path / "whole", **changes)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    config = make_config(folder, **changes)
+    arguments = [SERVICE, "@", str(write_config(config, folder))]
+    draw = random.Random(7)
+    with training(FakeTrainer(config.server.endpoint, commit_every=3)) as trainer:
+        for after_step in (1, 4, 8):
+            with process(folder / "out", *arguments, TOY_LATENCY_S="0.01") as child:
+                child.until(lambda step=after_step: step in trainer.digests)
+                time.sleep(draw.uniform(0.0, 0.1))  # not a wait: the instant of the kill is the thing under test
+                child.kill()
+        with process(folder / "out", *arguments) as child:
+            assert child.wait() == ExitCode.OK, child.output
+    assert trainer.digests == reference.digests
+    ledger = tally(read_ledger(folder / "toy" / "ledger" / LEDGER_NAME))
+    assert ledger.balances, ledger.problems
+    assert ledger.states["cancelled"] > 0, "no kill hit a rollout in flight"
+    trained = {step: ledger.states[f"trained@{step}"] for step in trainer.batches}
+    assert trained == {step: len(samples) for step, samples in trainer.batches.items()}

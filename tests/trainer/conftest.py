@@ -11,7 +11,7 @@ from loguru import logger
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from tests.once import Once
+from tests.support.once import Once
 from tests.support.ranks import RankRun, run_ranks
 from tests.trainer.rank_worker import CPU, train_all
 from tests.trainer.reference import reference_gradients

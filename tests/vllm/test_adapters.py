@@ -10,11 +10,20 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.inference.adapters import RANK, make_adapter, publish_adapter, with_adapter
-from tests.inference.contract_client import apply, assert_exact, body, generate, served, until_begun
-from tests.inference.contract_server import Server, make_model, running_server, save_model
-from tests.integration.circle import ROOT, run_rl
+from tests.inference.contract_server import (
+    Server,
+    apply,
+    assert_exact,
+    body,
+    generate,
+    make_model,
+    running_server,
+    save_model,
+    served,
+    until_begun,
+)
+from tests.integration.circle import ROOT, VLLM_FLAGS, run_rl
 from tests.support.models import publish
-from tests.vllm.conftest import FLAGS
 from transport.wire.generation import GenerateReply
 from transport.wire.weights import read_weight_manifest
 
@@ -149,7 +158,7 @@ def test_reference_has_versions_that_differ(models: dict[int, PreTrainedModel]) 
 
 
 def test_run_with_vllm_samples_with_the_adapter_that_was_trained(tmp_path: Path, copy_model: Path) -> None:
-    flags = (*FLAGS, "--max-steps", "3", "--orchestrator.max-staleness", "0")
+    flags = (*VLLM_FLAGS, "--max-steps", "3", "--orchestrator.max-staleness", "0")
     run = run_rl(tmp_path, copy_model, *flags, config=LORA_CONFIG, timeout_s=550)
     assert run.exit_code == 0, run.output
     assert min(run.column("trainer", "ratio/all/min")) > 1 - 1e-4

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.circle import Finished, run_rl
-from tests.vllm.conftest import FLAGS
+from tests.integration.circle import VLLM_FLAGS, Finished, run_rl
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 NUM_STEPS = 30
@@ -16,7 +15,7 @@ NUM_STEPS = 30
 def trained(tmp_path_factory: pytest.TempPathFactory, copy_model: Path) -> Finished:
     """A whole run with real vLLM."""
     folder = tmp_path_factory.mktemp("runs")
-    return run_rl(folder, copy_model, *FLAGS, "--max-steps", str(NUM_STEPS), timeout_s=800)
+    return run_rl(folder, copy_model, *VLLM_FLAGS, "--max-steps", str(NUM_STEPS), timeout_s=800)
 
 
 def test_reward_rises(trained: Finished) -> None:
@@ -32,7 +31,9 @@ def test_every_step_is_trained_once_and_none_is_too_stale(trained: Finished) -> 
 
 
 def test_trainer_and_vllm_agree_on_log_probabilities(tmp_path: Path, copy_model: Path) -> None:
-    run = run_rl(tmp_path, copy_model, *FLAGS, "--max-steps", "3", "--orchestrator.max-staleness", "0", timeout_s=600)
+    run = run_rl(
+        tmp_path, copy_model, *VLLM_FLAGS, "--max-steps", "3", "--orchestrator.max-staleness", "0", timeout_s=600
+    )
     assert run.exit_code == 0, run.output
     assert min(run.column("trainer", "ratio/all/min")) > 1 - 1e-4
     assert max(run.column("trainer", "ratio/all/max")) < 1 + 1e-4

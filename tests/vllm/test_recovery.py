@@ -9,9 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.circle import RL_CONFIG, Finished
+from tests.integration.circle import RL_CONFIG, VLLM_FLAGS, Finished
 from tests.support.process import Service
-from tests.vllm.conftest import FLAGS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 NUM_STEPS = 14
@@ -23,7 +22,9 @@ class Run(Service):
     def __init__(self, folder: Path, model: Path) -> None:
         self.path = folder / "kill"
         words = ["runtime", "@", str(RL_CONFIG), "--run.dir", str(folder), "--run.name", "kill"]
-        super().__init__("rl", self.path, *words, "--model.path", str(model), "--max-steps", str(NUM_STEPS), *FLAGS)
+        super().__init__(
+            "rl", self.path, *words, "--model.path", str(model), "--max-steps", str(NUM_STEPS), *VLLM_FLAGS
+        )
 
     def steps(self) -> int:
         """Steps that the trainer has finished."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deploy.topology.network import Node, network, why_not
+from tests.deploy.topology.machines import Node, network, why_not
 
 
 @pytest.fixture

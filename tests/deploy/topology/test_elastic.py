@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.topology.machine import Machine, last_step, steps, stop_all
-from tests.deploy.topology.network import Node
+from tests.deploy.topology.machines import Machine, Node, last_step, steps, stop_all
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 MAX_STEPS = 12

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.topology.machine import Machine, last_step, stop_all
-from tests.deploy.topology.network import Node
+from tests.deploy.topology.machines import Machine, Node, last_step, stop_all
 from tests.support.nursery import ROOT, environment
 from transport.security.keys import make_keys
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.campaign import REFERENCE, Campaign, Reference
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.once import Once
+from tests.faults.exactly_once.kills import REFERENCE, Campaign, Reference
 from tests.support.nursery import Nursery
+from tests.support.once import Once
 
 
 @pytest.fixture(scope="session")

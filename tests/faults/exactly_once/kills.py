@@ -2,34 +2,58 @@
 
 A kill comes a random time after the process started or after its first act (a step, a batch), or it is aimed: it waits
 for a sign on disk of an instant that lasts milliseconds only. Where a kill has hit is read from the disk afterwards.
+
+`Campaign`: a reference run without a kill, then runs with kills, each of which must end like the reference.
 """
 
 import itertools
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.faults.exactly_once.signs import LASTING, SIGNS, Token, run_over, token
-from tests.support.nursery import Child, Nursery
+from tests.faults.exactly_once.signs import (
+    LASTING,
+    SIGNS,
+    Account,
+    Result,
+    RetirementWatch,
+    Token,
+    check_finished,
+    result_of,
+    run_over,
+    token,
+)
+from tests.support.nursery import ROOT, Child, Nursery, environment
 
 POLL_S = 0.001
+
 WATCH_EVERY = 50
 """Polls between two calls of `on_poll`."""
+
 MAX_EARLY_S = 2.0
 """A process that is to die early dies within so many seconds of its start: mostly while it starts up."""
+
 MAX_WORK_S = 1.5
 """One that is to die at work dies within so many seconds of its first act."""
+
 MAX_LIFE_S = 30.0
 """One that waits for its sign, or for its first act, dies after so many seconds at the latest."""
+
 MAX_END_S = 0.3
 """One that is to die at the end dies within so many seconds of the last commit, unless it has ended by then."""
+
 FIRST_ACT = "first act"
+
 RUN_OVER = "run over"
+
 START_UP = "start-up"
+
 AT_WORK = "at work"
 
 
@@ -63,6 +87,7 @@ def every_aim(service: str) -> list[Aim]:
 
 Plan = Mapping[str, Sequence[Aim]]
 """By service: when to kill its first process, its second, and so on. Those after the last live on."""
+
 NO_KILLS: Plan = dict.fromkeys(SIGNS, ())
 
 
@@ -183,3 +208,67 @@ def run_to_the_end(
         assert time.monotonic() - started < timeout_s, "\n".join(life.output()[-2000:] for life in lives)
         time.sleep(POLL_S)
     return Ended(time.monotonic() - started, {life.service: life.num_starts for life in lives}, deaths.hits)
+
+
+TIMEOUT_S = 600.0
+"""Seconds that one run may take, however often it is killed."""
+
+REFERENCE = "reference"
+"""Name of the run without a kill."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run without a kill that kept all its checkpoints."""
+
+    path: Path
+
+    def after(self, num_steps: int) -> Result:
+        """What a run of so many steps must end with. The learning rate is constant: shorter runs are parts of it."""
+        return result_of(self.path, num_steps)
+
+
+@dataclass
+class Campaign:
+    """All runs have the seeds of `run`. `hits` says where kills have hit, by service."""
+
+    run: FixedRun
+    nurseries: Mapping[str, Nursery]
+    hits: dict[str, Counter[str]] = field(default_factory=lambda: {service: Counter() for service in SIGNS})
+    accounts: list[Account] = field(default_factory=list)
+    """Of the runs with kills."""
+
+    def reference(self) -> Reference:
+        """A run without a kill."""
+        run = replace(self.run, name=REFERENCE, keep=self.run.max_steps)
+        self._finish(run, NO_KILLS)
+        return Reference(run.path)
+
+    def with_kills(self, plan: Plan) -> tuple[Result, Ended]:
+        """The result of one run with the kills of `plan` (fewer, if it ends before)."""
+        run = self.run.named(f"killed-{len(self.accounts) + 1}")
+        ended, account = self._finish(run, plan)
+        self.accounts.append(account)
+        for service, counter in ended.hits.items():
+            self.hits[service] += counter
+        return result_of(run.path, run.max_steps), ended
+
+    @property
+    def num_runs(self) -> int:
+        """Runs with kills that came to their end."""
+        return len(self.accounts)
+
+    def num_killed(self, service: str) -> int:
+        """Kills of `service` so far."""
+        return self.hits[service].total()
+
+    def _finish(self, run: FixedRun, plan: Plan) -> tuple[Ended, Account]:
+        ended = run_to_the_end(run, self.nurseries, plan, TIMEOUT_S, RetirementWatch(run.path).look)
+        return ended, check_finished(run.path, run.max_steps)
+
+
+def make_model(folder: Path) -> Path:
+    """A tiny model with random weights."""
+    command = [sys.executable, "-m", "tiny_models", "--task", "copy-text", "--out", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=120)
+    return folder

@@ -7,10 +7,8 @@ import pytest
 
 from orchestrator.records.ledger_report import report_ledger
 from tests.faults.conftest import Figures, Record
-from tests.faults.exactly_once.campaign import Campaign, Reference
-from tests.faults.exactly_once.evidence import Result
-from tests.faults.exactly_once.kills import RUN_OVER, Aim, every_aim, random_aim, random_end
-from tests.faults.exactly_once.signs import SIGNS
+from tests.faults.exactly_once.kills import RUN_OVER, Aim, Campaign, Reference, every_aim, random_aim, random_end
+from tests.faults.exactly_once.signs import SIGNS, Result
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

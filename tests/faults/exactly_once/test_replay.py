@@ -1,15 +1,17 @@
-"""What a run has trained can be trained again without an orchestrator, and ends with the same bits."""
+"""What a run has trained can be trained again without an orchestrator, and ends with the same bits.
+
+Row 14 of the fault list: messages between trainer and orchestrator come twice, late, and in another order.
+"""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.campaign import Campaign, Reference
-from tests.faults.exactly_once.evidence import sha256, tensors_sha256
+from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.faults.exactly_once.kills import FIRST_ACT, Aim
-from tests.faults.exactly_once.signs import SIGNS
+from tests.faults.exactly_once.kills import FIRST_ACT, Aim, Campaign, Reference
+from tests.faults.exactly_once.signs import SIGNS, sha256, tensors_sha256
 from tests.support.process import Process
 from transport.durable import write_durably
 from transport.outbox.batch_file import BatchFile, file_chunks
@@ -17,6 +19,7 @@ from transport.outbox.outbox import batch_path
 from transport.wire.batch import build_batch, decode_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
 DEADLINE_S = 120.0
 
 
@@ -50,3 +53,17 @@ def train_twice(outbox: Path, step: int) -> None:
     samples = decode_rows(before.manifest, rows, before.frames(rows))
     batch = build_batch(before.manifest.run_id, step, samples)
     write_durably(batch_path(outbox / "retired", step), file_chunks(batch))
+
+
+@pytest.mark.parametrize(
+    "aims",
+    [pytest.param((), id="undisturbed"), pytest.param((Aim(0.5, FIRST_ACT), Aim(0.2, FIRST_ACT)), id="killed")],
+)
+def test_repeated_and_reordered_messages_train_no_step_twice_or_out_of_order(
+    campaign: Campaign, reference: Reference, aims: tuple[Aim, ...]
+) -> None:
+    with ChaosProxy(campaign.run.port, faults=Faults(duplicate=0.3, swap=0.1, replay=0.1)) as proxy:
+        campaign.run = replace(campaign.run, trainer_port=proxy.port, max_steps=12)
+        result, _ = campaign.with_kills(dict.fromkeys(SIGNS, aims))
+    assert result == reference.after(12)
+    assert all(proxy.num_faults[fault] for fault in ("duplicate", "swap", "replay"))

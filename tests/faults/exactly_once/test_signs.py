@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.exactly_once import signs
-from tests.faults.exactly_once.evidence import RetirementWatch, check_outbox
+from tests.faults.exactly_once.signs import RetirementWatch, check_outbox
 
 
 @pytest.fixture

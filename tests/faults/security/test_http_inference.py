@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.inference.server_process import ServerProcess, server_process
+from tests.inference.contract_server import ServerProcess, server_process
 from tests.support.models import make_model, save_model
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, WEIGHTS_PATH, GenerateRequest

@@ -1,18 +1,34 @@
 """Who may speak to a real orchestrator process: everybody else gets nothing, harms nobody, and is named in one line.
 
 Each stranger comes from a loopback address of its own, so that the lines about it can be told apart.
+
+The real trainer process against a real orchestrator process with keys: the right ones train, others are told why.
+
+Peers of different releases refuse each other by name, whichever side is the newer one.
 """
 
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.faults.security.guarded_run import DEADLINE_S, GuardedRun, guarded_run, make_keyring
-from tests.support.process import process
+from runtime.cli import run as rl
+from runtime.errors import ExitCode
+from tests.faults.security.future_schema import FUTURE
+from tests.faults.security.guarded_run import DEADLINE_S, SERVICE, GuardedRun, guarded_run, make_keyring
+from tests.orchestrator.toys import free_endpoint, make_config, write_config
+from tests.support.process import Process, process
 from tests.support.waiting import until
+from tests.trainer.conftest import model_path  # noqa: F401  the tiny model of the trainer's own tests
+from tests.trainer.runs import COMMON
+from tests.transport.samples import RUN
+from transport.client.client import BatchClient
+from transport.errors import OutboxError, SchemaMismatch
+from transport.outbox.outbox import Outbox
+from transport.security.keys import make_keys
 from transport.wire.manifest import SCHEMA_VERSION
 
 pytestmark = pytest.mark.integration
@@ -39,6 +55,7 @@ class Stranger:
 
 
 RIGHT_KEY = ("--keys", "{keys}/keys")
+
 GUARDED = {
     "no key": Stranger("127.0.0.11", (), "keys|broke off", "rejected handshake"),
     "a key that is not on the list": Stranger(
@@ -53,6 +70,7 @@ GUARDED = {
     ),
     "garbage": Stranger("127.0.0.16", (*RIGHT_KEY, "--garbage"), "nothing", "rejected garbage"),
 }
+
 OPEN = {
     "a key where none is used": Stranger("127.0.0.21", RIGHT_KEY, "keys|broke off", "rejected handshake"),
     "another run": Stranger("127.0.0.24", ("--run", "foreign"), "'foreign'", "rejected run"),
@@ -157,3 +175,55 @@ def test_everything_turned_away_is_counted(guarded: Aftermath) -> None:
         counted = re.search(rf"^tandem_orchestrator_now_rejected_{reason} (\S+)$", guarded.metrics, re.MULTILINE)
         assert counted is not None, guarded.metrics
         assert float(counted[1]) >= 2, reason
+
+
+NUM_STEPS = 2
+
+PATIENCE_S = 180.0
+
+
+def test_made_keys_let_a_trainer_train_and_an_intruder_is_told_its_key_file(
+    tmp_path: Path,
+    model_path: Path,  # noqa: F811
+    start: Callable[..., Process],
+) -> None:
+    keys, intruder = tmp_path / "keys", tmp_path / "intruder"
+    assert rl(["keys", str(keys)]) == 0
+    make_keys(intruder)
+    (intruder / "server.public").write_bytes((keys / "server.public").read_bytes())
+    server = {"endpoint": free_endpoint(), "keys_dir": str(keys)}
+    config = make_config(tmp_path, max_steps=NUM_STEPS, server=server)
+    run = ("--run.name", "toy", "--run.dir", str(tmp_path / "trainer"), "--orchestrator.endpoint", server["endpoint"])
+    flags = ("--model.path", str(model_path), *run, *COMMON)
+    with process(tmp_path / "out", SERVICE, "@", str(write_config(config, tmp_path))) as orchestrator:
+        refused = start("trainer", *flags, "--orchestrator.keys-dir", str(intruder), warm=True)
+        assert refused.wait(PATIENCE_S) == ExitCode.USAGE, refused.output
+        assert f"refused our key {intruder / 'client.public'}" in refused.output.splitlines()[-1]
+        start("trainer", *flags, "--orchestrator.keys-dir", str(keys), warm=True).finish(PATIENCE_S)
+        orchestrator.finish()
+    log = (tmp_path / "toy" / "logs" / "orchestrator.log").read_text()
+    assert log.count("rejected key from 127.0.0.1") == 1
+    assert log.count("rejected") == 1
+    assert "trainer rank 0 at 127.0.0.1 of 1 is here" in log
+
+
+def test_a_trainer_refuses_an_orchestrator_of_a_later_release(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    log = tmp_path / "toy" / "logs" / "orchestrator.log"
+    arguments = ["tests.faults.security.future_schema", SERVICE, "@", str(write_config(config, tmp_path))]
+    with process(tmp_path / "out", *arguments) as child:
+        client = BatchClient(config.server.endpoint, "toy", connect_timeout_s=30)
+        with client, pytest.raises(SchemaMismatch, match=f"speaks {SCHEMA_VERSION}, the peer {FUTURE}"):
+            client.hello()
+        expected = f"rejected schema from 127.0.0.1: schema version {SCHEMA_VERSION}, this server speaks {FUTURE}"
+        child.until(lambda: log.read_text().count(expected) == 1)
+        assert child.poll() is None
+
+
+def test_batches_of_a_later_release_are_refused_by_name_and_kept(tmp_path: Path) -> None:
+    command = ["tests.faults.security.future_schema", "tests.transport.server.serve"]
+    with process(tmp_path / "out", *command, str(tmp_path), "tcp://127.0.0.1:0", "2", "2") as child:
+        child.until(lambda: len(list(tmp_path.glob("step-*.batch"))) == 2)
+    with pytest.raises(OutboxError, match=f"version {FUTURE}, this tandem-rl has {SCHEMA_VERSION}"):
+        Outbox(tmp_path, RUN)
+    assert len(list(tmp_path.glob("step-*.batch"))) == 2

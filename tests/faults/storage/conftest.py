@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.exactly_once.evidence import Result, result_of
 from tests.faults.exactly_once.fixed_run import FixedRun
+from tests.faults.exactly_once.signs import Result, result_of
 from tests.faults.storage.services import Services
 from tests.faults.storage.small_disk import SmallDisk, small_disk
 

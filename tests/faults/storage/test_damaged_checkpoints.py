@@ -9,8 +9,7 @@ import torch
 
 from runtime.errors import ExitCode
 from tests.faults.storage.services import Services
-from tests.faults.storage.small_disk import SmallDisk
-from tests.faults.storage.whole_files import check_whole, valid_checkpoints
+from tests.faults.storage.small_disk import SmallDisk, check_whole, valid_checkpoints
 from tests.trainer.runs import FakeOrchestrator, arguments, record_batches, weight_bytes
 from trainer.checkpoints.manifest import MANIFEST_NAME, find_newest
 from trainer.ranks import Ranks

@@ -10,9 +10,7 @@ from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from runtime.errors import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
-from tests.faults.storage.announcements import Announcements
-from tests.faults.storage.engines import EngineProcess
-from tests.faults.storage.services import TIMEOUT_S, Services
+from tests.faults.storage.services import TIMEOUT_S, Announcements, EngineProcess, Services
 from tests.orchestrator.engine_server import TOKEN, EngineServer, serving
 from tests.orchestrator.toys import ToyEnv, make_config, run_orchestrator
 from tests.support.fakes import FakeTrainer, training

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ExitCode
-from tests.faults.exactly_once.evidence import Result, check_ledger, result_of
 from tests.faults.exactly_once.fixed_run import FixedRun
-from tests.faults.exactly_once.signs import steps_of
+from tests.faults.exactly_once.signs import Result, check_ledger, result_of, steps_of
 from tests.faults.storage.services import Services
-from tests.faults.storage.small_disk import SmallDisk
-from tests.faults.storage.whole_files import check_whole, valid_checkpoints
+from tests.faults.storage.small_disk import SmallDisk, check_whole, valid_checkpoints
 
 pytestmark = pytest.mark.integration
 REFUSED = {"orchestrator": "is not stored yet", "trainer": "failed (1 of"}

@@ -9,7 +9,7 @@ import pytest
 from runtime.errors import ExitCode
 from tests.faults.exactly_once.fixed_run import ORCHESTRATOR, FixedRun
 from tests.faults.storage.services import TIMEOUT_S, Services
-from tests.faults.storage.whole_files import valid_checkpoints
+from tests.faults.storage.small_disk import valid_checkpoints
 from tests.support.process import Process
 from tests.trainer.runs import arguments, make_batch, weight_bytes
 from transport.durable import write_durably

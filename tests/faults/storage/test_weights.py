@@ -18,11 +18,9 @@ from orchestrator.config.engines import EnginesConfig
 from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.policy.weight_updates import WeightUpdates
 from runtime.health.health import Health
-from tests.faults.storage.announcements import Announcements
-from tests.faults.storage.engines import EngineProcess
 from tests.faults.storage.save_kills import lines
-from tests.faults.storage.services import TIMEOUT_S
-from tests.faults.storage.whole_files import check_whole
+from tests.faults.storage.services import TIMEOUT_S, Announcements, EngineProcess
+from tests.faults.storage.small_disk import check_whole
 from tests.orchestrator.engine_server import TOKEN, EngineServer, serving
 from tests.support.process import frozen
 from tests.support.waiting import until_async

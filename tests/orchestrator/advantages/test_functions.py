@@ -1,7 +1,13 @@
-"""Advantages: one finite number per rollout of one group, zero where nothing differs, whatever the size and order."""
+"""Advantages: one finite number per rollout of one group, zero where nothing differs, whatever the size and order.
+
+`orchestrator check-advantage`: built-in functions keep every promise; each broken one is found and named.
+
+Advantage functions of a user, found by import path.
+"""
 
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,6 +24,8 @@ from orchestrator.advantages import (
     make_advantage,
 )
 from orchestrator.advantages.functions import normalised
+from orchestrator.advantages.invariance import check_advantage
+from orchestrator.cli import run
 from orchestrator.config.advantage import (
     AdvantageConfig,
     CustomAdvantageConfig,
@@ -33,8 +41,29 @@ from orchestrator.values.group import GroupKey
 from runtime.errors import UserError
 from tests.orchestrator.builders import make_rollout
 
+NOT_A_FUNCTION = 3
+
+
+def ranks(inputs: AdvantageInputs, *, scale: float = 1.0) -> AdvantageOutputs:
+    """How many of the group are worse."""
+    rewards = [rollout.reward for rollout in inputs.rollouts]
+    return AdvantageOutputs([scale * sum(other < reward for other in rewards) for reward in rewards])
+
+
+def raises(inputs: AdvantageInputs) -> AdvantageOutputs:
+    """A bug of the user's."""
+    raise KeyError("judge")
+
+
+def returns_a_list(inputs: AdvantageInputs) -> list[float]:
+    """Forgets to wrap its result."""
+    return [0.0] * len(inputs.rollouts)
+
+
 REWARDS = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=16)
+
 KEY = GroupKey("copy", "example-3", 0)
+
 WITH_BASELINE: list[AdvantageConfig] = [
     GrpoAdvantageConfig(),
     GrpoAdvantageConfig(normalize_std=False),
@@ -43,9 +72,13 @@ WITH_BASELINE: list[AdvantageConfig] = [
     MaxRlAdvantageConfig(),
     ReinforcePpAdvantageConfig(),
 ]
+
 WITHOUT_BASELINE: list[AdvantageConfig] = [PpoAdvantageConfig(), ReinforcePpAdvantageConfig(group_baseline=False)]
-CUSTOM = "tests.orchestrator.advantages.custom_advantages"
+
+CUSTOM = "tests.orchestrator.advantages.test_functions"
+
 any_function = st.sampled_from([make_advantage(config) for config in WITH_BASELINE + WITHOUT_BASELINE])
+
 function_with_baseline = st.sampled_from([make_advantage(config) for config in WITH_BASELINE])
 
 
@@ -214,3 +247,79 @@ def test_what_is_no_list_of_numbers_is_an_error_that_names_the_function(value: o
     advantage = NamedAdvantage("mine", lambda inputs: AdvantageOutputs(value))  # type: ignore[arg-type]
     with pytest.raises(AdvantageError, match=r"'mine' for env 'copy', example 'example-3' returned"):
         compute_advantages(advantage, KEY, [make_rollout(1.0)])
+
+
+BUILT_IN = (
+    GrpoAdvantageConfig(),
+    GrpoAdvantageConfig(normalize_std=False),
+    DrGrpoAdvantageConfig(),
+    RlooAdvantageConfig(),
+    MaxRlAdvantageConfig(),
+    ReinforcePpAdvantageConfig(),
+    PpoAdvantageConfig(),
+)
+
+
+def centred(inputs: AdvantageInputs, *, scale: float = 1.0) -> AdvantageOutputs:
+    rewards = [rollout.reward for rollout in inputs.rollouts]
+    mean = math.fsum(rewards) / len(rewards)
+    return AdvantageOutputs([scale * (reward - mean) if len(rewards) > 1 else 0.0 for reward in rewards])
+
+
+def divided_by_the_spread(inputs: AdvantageInputs) -> AdvantageOutputs:
+    rewards = [rollout.reward for rollout in inputs.rollouts]
+    spread = max(rewards) - min(rewards)
+    return AdvantageOutputs([float("nan") if spread == 0 else reward / spread for reward in rewards])
+
+
+def rewarded(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([rollout.reward for rollout in inputs.rollouts])
+
+
+def against_the_first(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([rollout.reward - inputs.rollouts[0].reward for rollout in inputs.rollouts])
+
+
+def drawn(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([random.random() if len(inputs.rollouts) > 1 else 0.0 for _ in inputs.rollouts])
+
+
+def too_few(inputs: AdvantageInputs) -> AdvantageOutputs:
+    return AdvantageOutputs([0.0])
+
+
+def failing(inputs: AdvantageInputs) -> AdvantageOutputs:
+    raise KeyError("no such metric")
+
+
+BROKEN: dict[Callable[[AdvantageInputs], AdvantageOutputs], str] = {
+    divided_by_the_spread: "finite",
+    rewarded: "singleton",
+    against_the_first: "order",
+    drawn: "pure",
+    too_few: "finite",
+    failing: "finite",
+}
+
+
+@pytest.mark.parametrize("config", BUILT_IN, ids=lambda config: config.type)
+def test_built_in_functions_keep_every_promise(config) -> None:  # type: ignore[no-untyped-def]
+    assert not [check for check in check_advantage(make_advantage(config)) if not check.passed]
+
+
+@pytest.mark.parametrize("function", BROKEN, ids=lambda function: function.__name__)
+def test_a_broken_promise_is_named(function: Callable[[AdvantageInputs], AdvantageOutputs]) -> None:
+    checks = check_advantage(NamedAdvantage("broken", function))
+    assert BROKEN[function] in [check.name.partition(":")[0] for check in checks if not check.passed]
+
+
+def test_the_command_prints_a_table_and_its_exit_code_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check-advantage", f"{__name__}:centred", "--kwargs", '{"scale": 2.0}']) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(":centred: 9 of 9 checks passed")
+    assert run(["check-advantage", f"{__name__}:against_the_first"]) == 1
+    assert "FAIL  order: rollouts shuffled" in capsys.readouterr().out
+
+
+def test_a_function_that_is_not_found_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="no_such_function"):
+        run(["check-advantage", f"{__name__}:no_such_function"])

@@ -1,4 +1,7 @@
-"""Curricula: what is drawn, that timing and kills do not change it, and what a run makes of it."""
+"""Curricula: what is drawn, that timing and kills do not change it, and what a run makes of it.
+
+Weight functions of a user, found by import path.
+"""
 
 import asyncio
 import random
@@ -20,6 +23,7 @@ from orchestrator.data.curriculum import (
     Curricula,
     Curriculum,
     ExampleStats,
+    Float64s,
     Lesson,
     VisitOutcome,
     difficulty,
@@ -40,7 +44,33 @@ from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_orches
 from tests.support.fakes import FakeTrainer, training
 from transport.wire.ledger import CompletedPositions, tally
 
-HERE = "tests.orchestrator.data.custom_curricula"
+
+def only_first(stats: ExampleStats, *, number: int) -> Float64s:
+    """The first `number` examples and no others."""
+    return (np.arange(len(stats.num_visits)) < number).astype(np.float64)
+
+
+def raises(stats: ExampleStats) -> Float64s:
+    """A bug of the user's."""
+    raise KeyError("table")
+
+
+def too_few(stats: ExampleStats) -> Float64s:
+    """One number is missing."""
+    return np.ones(len(stats.num_visits) - 1)
+
+
+def nothing(stats: ExampleStats) -> Float64s:
+    """No example is wanted."""
+    return np.zeros(len(stats.num_visits))
+
+
+def negative(stats: ExampleStats) -> Float64s:
+    """Not a weight."""
+    return np.where(stats.num_visits > 0, 1.0, -1.0)
+
+
+HERE = "tests.orchestrator.data.test_curriculum"
 
 
 def make_curriculum(num_examples: int = 12, refresh_groups: int = 4, seed: int = 0) -> Curriculum:
@@ -162,7 +192,7 @@ def test_difficulty_prefers_the_target_and_the_unknown() -> None:
 def test_a_function_that_breaks_its_contract_is_named(function: str, problem: str) -> None:
     weights = make_weights(CustomCurriculumConfig(import_path=f"{HERE}:{function}"))
     curriculum = Curriculum("toy", 5, weights, seed=0, refresh_groups=2, memory=0.5)
-    with pytest.raises(CurriculumError, match=rf"custom_curricula:{function}' of env 'toy'.*{problem}"):
+    with pytest.raises(CurriculumError, match=rf"{HERE}:{function}' of env 'toy'.*{problem}"):
         curriculum.example(0)
 
 

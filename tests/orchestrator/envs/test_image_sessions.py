@@ -14,7 +14,7 @@ from orchestrator.engines.protocol import InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.values.rollout import Rollout
-from tests.chat.images.drawn import data_url, draw, user, vision_folder
+from tests.chat.drawn import data_url, draw, user, vision_folder
 from transport.wire.codec import decode_sample, encode_sample
 from transport.wire.generation import GenerateRequest
 

@@ -1,11 +1,24 @@
-"""The watchdog ends a process that hangs, and says where; the lag probe warns of a blocked loop."""
+"""The watchdog ends a process that hangs, and says where; the lag probe warns of a blocked loop.
 
+A blocked event loop is measured, warned of once, and blamed on the code that blocks it.
+
+Stop signals while a service loads: there is nothing to finish, so it ends at once, and well.
+"""
+
+import asyncio
+import json
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from runtime.health.health import Health
+from runtime.process.event_loop import MIN_PROBES, TICK_S, LoopLag, blamed
+from runtime.process.shutdown import ending_at_once
 from runtime.process.watchdog import Watchdog
 from runtime.run_dir.service_lock import read_holder
 
@@ -79,7 +92,6 @@ async def main():
 
 asyncio.run(main())
 """
-
 
 LOOP_BLOCKED_FOR_EVER = """
 import asyncio, threading
@@ -166,3 +178,134 @@ def test_stopped_watchdog_watches_no_more() -> None:
 
 def test_watchdog_that_was_never_started_can_be_stopped() -> None:
     Watchdog(Health("trainer", stall_timeout_s=1.0)).stop()
+
+
+async def probe_until(lag: LoopLag, condition: Callable[[], bool]) -> None:
+    probe = asyncio.create_task(lag.probe())
+    for _ in range(400):
+        if condition():
+            break
+        await asyncio.sleep(TICK_S / 2)
+    else:
+        pytest.fail("the condition did not come true within ten seconds")
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
+
+
+async def test_blocking_code_is_measured_and_warned_of_once(warnings_seen: list[str]) -> None:
+    lag = LoopLag(tick_s=0.001, advice="use workers")
+    await probe_until(lag, lambda: len(lag._lags) >= MIN_PROBES)
+    assert warnings_seen == []
+    blocks = iter(range(6))
+
+    def block() -> bool:
+        if next(blocks, None) is None:
+            return True
+        time.sleep(0.12)
+        return False
+
+    await probe_until(lag, block)
+    assert lag.p99_s > 0.1
+    assert len(warnings_seen) == 1
+    assert "event loop lags" in warnings_seen[0]
+    assert "use workers" in warnings_seen[0]
+
+
+def test_blame_is_on_the_innermost_function_that_is_no_library() -> None:
+    me = "test_blame_is_on_the_innermost_function_that_is_no_library"
+    assert blamed(sys._getframe()).startswith(f"{me} (test_watchdog")
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        json.loads("{")
+    traceback = caught.tb
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    assert "json" in traceback.tb_frame.f_code.co_filename
+    assert blamed(traceback.tb_frame).startswith(me)
+    assert blamed(None) == ""
+
+
+async def test_free_loop_is_not_warned_of(warnings_seen: list[str]) -> None:
+    now = [0.0]
+    lag = LoopLag(clock=lambda: now[0])
+    await probe_until(lag, lambda: len(lag._lags) >= 3)
+    assert lag.p99_s <= 0.0
+    assert warnings_seen == []
+
+
+async def test_block_is_visible_while_it_lasts_and_gone_with_the_probe() -> None:
+    now = [0.0]
+    lag = LoopLag(clock=lambda: now[0])
+    assert lag.blocked_s == 0.0
+    probe = asyncio.create_task(lag.probe())
+    await asyncio.sleep(0)
+    now[0] = 5.0
+    assert lag.blocked_s == pytest.approx(5.0 - TICK_S)
+    probe.cancel()
+    await asyncio.gather(probe, return_exceptions=True)
+    assert lag.blocked_s == 0.0
+
+
+LOADS = """
+import sys, time
+from runtime.process.shutdown import Shutdown, ending_at_once
+how = sys.argv[1]
+leave = lambda: print("left", flush=True)
+with ending_at_once():
+    if how == "before":
+        print("ready", flush=True)
+        time.sleep(60)
+shutdown = Shutdown()
+if how == "requested":
+    shutdown.request()
+    print("ready", flush=True)
+with shutdown.loading(leave):
+    if how == "loading":
+        print("ready", flush=True)
+        time.sleep(60)
+print("ready", flush=True)
+shutdown.wait(60)
+print("graceful", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("before", ""), ("loading", "left"), ("loaded", "graceful")], ids=["before", "loading", "after"]
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_signal_is_exit_code_0_in_every_phase(how: str, said: str, number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADS, how], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.read().strip() == said
+        assert process.wait(timeout=10) == 0
+
+
+def test_stop_that_was_asked_for_before_keeps_loading_from_starting() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADS, "requested"], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "ready\nleft\n")
+
+
+def test_handlers_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ending_at_once():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+ASKED = """
+import os, signal
+from runtime.process.shutdown import Shutdown
+shutdown = Shutdown()
+shutdown.request()
+os.kill(os.getpid(), signal.SIGTERM)
+print("goes on", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print("never", flush=True)
+"""
+
+
+def test_a_signal_that_comes_after_another_request_to_stop_is_the_first_one() -> None:
+    """A rank hears from its peers that all stop, and then from its own machine."""
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "goes on\n")

@@ -1,6 +1,10 @@
-"""The checks of a loss, of packed rows and of the weights (canary): what is sound passes, what is not is named."""
+"""The checks of a loss, of packed rows and of the weights (canary): what is sound passes, what is not is named.
+
+Losses as a user might write them: one that keeps every promise, and one for each way of breaking one.
+"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from runtime.errors import UserError
 from tests.support.ranks import RankRun
-from tests.trainer.checks import custom_losses
 from tests.trainer.rank_worker import CPU
 from tests.trainer.scenarios import LOSSES
 from trainer.checks.canary import make_canary
@@ -25,7 +28,75 @@ from trainer.model.attention import AttentionKernel
 from trainer.model.policy import Policy
 from trainer.planning.micro_batch import SegmentInfo
 
-MODULE = custom_losses.__name__
+
+def good(inputs: RlInputs, *, scale: float = 1.0) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.ratio * scale)
+
+
+def normalised_by_its_own_length(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs / len(inputs.logprobs))
+
+
+def whitened_over_the_row(inputs: RlInputs) -> RlOutputs:
+    centred = inputs.advantages - inputs.advantages.mean()
+    return _outputs(inputs, -centred * inputs.logprobs)
+
+
+def first_sample_only(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs * (inputs.segments == 0))
+
+
+def unbounded(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * (10 * inputs.log_ratio).exp())
+
+
+def sees_strangers(inputs: RlInputs) -> RlOutputs:
+    everybody = replace(inputs, members=torch.ones_like(inputs.members))
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs * everybody.segment_mean(inputs.behaviour_logprobs))
+
+
+def changes_its_inputs(inputs: RlInputs) -> RlOutputs:
+    inputs.advantages.mul_(2.0)
+    return good(inputs)
+
+
+def draws_lots(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs * torch.rand_like(inputs.logprobs))
+
+
+def without_gradient(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, -inputs.advantages * inputs.logprobs.detach())
+
+
+def one_number(inputs: RlInputs) -> RlOutputs:
+    return _outputs(inputs, (-inputs.advantages * inputs.logprobs).mean())
+
+
+def raises(inputs: RlInputs) -> RlOutputs:
+    raise KeyError("no such thing")
+
+
+BROKEN: dict[Callable[[RlInputs], RlOutputs], str] = {
+    normalised_by_its_own_length: "packing",
+    whitened_over_the_row: "packing",
+    first_sample_only: "order",
+    unbounded: "finite",
+    sees_strangers: "members",
+    changes_its_inputs: "pure",
+    draws_lots: "pure",
+    without_gradient: "shape",
+    one_number: "shape",
+    raises: "shape",
+}
+"""The promise that each of them breaks, among others."""
+
+
+def _outputs(inputs: RlInputs, losses: Tensor) -> RlOutputs:
+    nothing = torch.zeros_like(inputs.members)
+    return RlOutputs(losses, nothing, nothing)
+
+
+MODULE = __name__
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -35,17 +106,17 @@ def test_built_in_losses_keep_every_promise(name: str) -> None:
 
 
 def test_a_good_loss_of_the_user_passes() -> None:
-    assert all(check.passed for check in check_loss(CustomLoss("good", custom_losses.good)))
+    assert all(check.passed for check in check_loss(CustomLoss("good", good)))
 
 
-@pytest.mark.parametrize("loss", custom_losses.BROKEN, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("loss", BROKEN, ids=lambda loss: loss.__name__)
 def test_a_broken_promise_is_named(loss: Callable[[RlInputs], RlOutputs]) -> None:
     failed = [check.name.partition(":")[0] for check in check_loss(CustomLoss(loss.__name__, loss)) if not check.passed]
-    assert custom_losses.BROKEN[loss] in failed
+    assert BROKEN[loss] in failed
 
 
 def test_a_loss_that_raises_fails_with_its_message_and_does_not_end_the_suite() -> None:
-    checks = list(check_loss(CustomLoss("raises", custom_losses.raises)))
+    checks = list(check_loss(CustomLoss("raises", raises)))
     assert len(checks) == len(SPLITS) + 4
     assert {check.detail for check in checks} == {"KeyError: 'no such thing'"}
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from inference.weights.receiver import join_broadcast, own_address
-from tests.ipv6 import needs_ipv6
+from tests.support.ipv6 import needs_ipv6
 from tests.support.waiting import until
 from trainer.weights import broadcast
 from trainer.weights.broadcast import Broadcaster

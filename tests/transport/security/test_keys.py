@@ -1,4 +1,7 @@
-"""Keys on disk, and the matrix of who may connect to whom."""
+"""Keys on disk, and the matrix of who may connect to whom.
+
+What the sockets of `transport` must never leave to chance.
+"""
 
 import contextlib
 import shutil
@@ -6,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from tests.support.fakes import Served
 from tests.support.waiting import until
@@ -15,9 +20,12 @@ from transport.errors import PeerTimeout, Refused, SecurityError
 from transport.outbox.outbox import Outbox
 from transport.security.exposure import check_bind, is_local
 from transport.security.keys import CurveKeys, make_keys
+from transport.security.sockets import dealer, router
+from transport.wire.messages import Limits
 
 NO_WAY_IN = (Refused, PeerTimeout)
 """Which side sees the mismatch first is a race inside libzmq; if it is the server, the client only sees it hang up."""
+
 DISAGREEMENT = "do not agree on security|broke off while greeting"
 
 
@@ -179,3 +187,27 @@ def test_refused_clients_do_not_disturb_a_welcome_one(guarded: Served, keys: Pat
             with client(guarded, None) as stranger, pytest.raises(NO_WAY_IN):
                 stranger.hello()
             assert len(link.samples(make_batch(1).manifest, [0])) == 1
+
+
+LIMITS = Limits(max_request_bytes=1000, max_frame_bytes=2000, queue_messages=7)
+
+
+def test_server_socket_has_every_limit_set() -> None:
+    with zmq.asyncio.Context() as context, router(context, None, LIMITS, 4.0) as socket:
+        assert 1000 <= socket.getsockopt(zmq.MAXMSGSIZE) < 1000 + 4096
+        assert socket.getsockopt(zmq.SNDHWM) == socket.getsockopt(zmq.RCVHWM) == 7
+        assert socket.getsockopt(zmq.HANDSHAKE_IVL) == 4000
+        assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE) == 1
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE_IDLE) == 4
+        assert socket.getsockopt(zmq.LINGER) == 0
+
+
+def test_client_socket_has_every_limit_set() -> None:
+    with zmq.Context() as context, dealer(context, None, LIMITS, 4.0) as socket:
+        assert 2000 <= socket.getsockopt(zmq.MAXMSGSIZE) < 2000 + 4096
+        assert socket.getsockopt(zmq.SNDHWM) == socket.getsockopt(zmq.RCVHWM) == 7
+        assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 1000
+        assert socket.getsockopt(zmq.HEARTBEAT_TIMEOUT) == socket.getsockopt(zmq.HEARTBEAT_TTL) == 4000
+        assert socket.getsockopt(zmq.IMMEDIATE) == 1
+        assert socket.getsockopt(zmq.LINGER) == 0

@@ -28,7 +28,7 @@ from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from orchestrator.teachers.teacher import Teacher
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
-from tests.chat.images.drawn import vision_folder
+from tests.chat.drawn import vision_folder
 from tests.chat.replies import check_branch
 from tests.orchestrator.engine_server import EngineServer, serving
 from tests.orchestrator.toys import make_config, run_toy

@@ -21,7 +21,7 @@ from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.envs.workers.child import main
 from orchestrator.values.rollout import Example, Rollout, RolloutFailure
 from runtime.errors import UserError
-from tests.chat.images.drawn import data_url, draw, user
+from tests.chat.drawn import data_url, draw, user
 from tests.support.waiting import until
 
 LONGEST_BLOCK_S = 120.0

@@ -1,1 +1,0 @@
-"""The documentation: every command, example and link in it works."""
