@@ -20,6 +20,7 @@ tests/support/
     waiting.py  `until` and `until_async`: polling with a deadline
 
 tests/architecture/
+    sample_walk.py  counts the files that one sample walks through; run it by hand
     sources.py  source files of the packages, their syntax trees and nodes
 
 tests/browser/
