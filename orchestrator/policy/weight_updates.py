@@ -7,7 +7,7 @@ gets the weights before it gets requests (`Engine.tend`).
 """
 
 import asyncio
-import random
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,11 +18,12 @@ from loguru import logger
 from orchestrator.engines.protocol import Engine, EngineError
 from runtime.errors import PeerLostError, UserError
 from runtime.health.health import Health
+from transport.backoff import Backoff
+from transport.changes import Changes
 from transport.outbox.progress import PublishedWeights
 from transport.server.server import BatchServer
 
-FIRST_BACKOFF_S = 0.2
-MAX_BACKOFF_S = 10.0
+BACKOFF = Backoff(0.2, 10.0, jitter=(0.5, 1.0))
 LOOP = "policy"
 
 Verify = Callable[[PublishedWeights], Awaitable[None]]
@@ -50,7 +51,7 @@ class WeightUpdates:
         self._attest = attest
         self._applied: PublishedWeights | None = None
         self._applying = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self.live = 0
         """The version that every engine in service serves, or a later one."""
         self.update_times: dict[str, float] = {}
@@ -115,8 +116,7 @@ class WeightUpdates:
     async def wait_live(self, version: int, timeout_s: float) -> None:
         """Return once `version`, or a later one, is live; `TimeoutError` after `timeout_s`."""
         async with asyncio.timeout(timeout_s):
-            while self.live < version:
-                await self._changed.wait()
+            await self._changes.wait_for(lambda: self.live >= version)
 
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[int]:
@@ -126,16 +126,14 @@ class WeightUpdates:
 
     async def _apply_newest(self) -> None:
         """Retry until a version is live that is the newest announced at that time."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
+        for num_tries in itertools.count(1):
             weights = self._source.weights
             assert weights is not None, "only called after an announcement"
             what, engines = f"the engines to serve version {weights.version}", self._engine.availability.peers
             with self._health.waiting(what, peer=engines, detail=self._problem, loop=LOOP):
                 if await self._apply(weights):
                     return
-                await self._pause(backoff_s * random.uniform(0.5, 1.0))  # jitter: several runs may share an engine
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                await self._pause(BACKOFF.pause_s(num_tries))  # with jitter: several runs may share an engine
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next try; not longer than an outage lasts."""
@@ -164,7 +162,6 @@ class WeightUpdates:
             self.update_times |= msgspec.structs.asdict(times)
         logger.debug("policy version {} is live: {}", weights.version, self.update_times)
         self._health.progress(version=weights.version)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.notify()
         self._on_live()
         return True

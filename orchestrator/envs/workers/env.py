@@ -28,12 +28,13 @@ from orchestrator.envs.workers.worker import BLOCKED_S, Worker, WorkerGone, leas
 from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
 from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
+from transport.backoff import Backoff
+from transport.changes import Changes
 
 GRACE_S = 2.0
 """Seconds after a rollout's deadline in which the worker may still say what became of it."""
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 10.0
-"""Pauses before a worker is started again; they double with every death in a row."""
+BACKOFF = Backoff(0.2, 10.0)
+"""Before a worker is started again, by the number of its deaths in a row."""
 
 
 class WorkerEnv:
@@ -67,7 +68,7 @@ class WorkerEnv:
         self.workers: dict[int, Worker] = {}
         self._num_deaths = [0] * len(processes)
         self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._broken: EnvWorkersLostError | None = None
 
     @property
@@ -124,9 +125,7 @@ class WorkerEnv:
 
     async def _pick(self) -> int:
         """A slot whose worker is up; waits for one that is being started."""
-        while not self.workers and self._broken is None:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._changes.wait_for(lambda: self.workers or self._broken is not None)
         if self._broken is not None:
             raise self._broken
         best = least_busy(list(self.workers.values()))
@@ -167,13 +166,13 @@ class WorkerEnv:
                 self._give_up(ending)
                 return
             logger.warning("{}; its rollouts failed, it is started again", self.problem)
-            await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (self._num_deaths[slot] - 1), LONGEST_PAUSE_S))
+            await asyncio.sleep(BACKOFF.pause_s(self._num_deaths[slot]))
             try:
                 self.workers[slot] = await self._start_again()
             except (WorkerLinkError, UserError, TimeoutError) as error:
                 ending = str(error) or f"not ready after {self._config.worker_start_timeout_s:g} s"
         self.num_restarts += 1
-        self._changed.set()
+        self._changes.notify()
         if self.num_up == self.num_workers:
             self.problem = ""
 
@@ -185,7 +184,7 @@ class WorkerEnv:
         )
         for worker in self.workers.values():
             worker.process.kill()
-        self._changed.set()
+        self._changes.notify()
 
     async def _start_again(self) -> Worker:
         process = await asyncio.to_thread(WorkerProcess, self._config, self._told, self._command)

@@ -21,6 +21,7 @@ from runtime.errors import StorageError
 from runtime.health.health import Health
 from tests.orchestrator.builders import make_group, make_ticket
 from tests.support.waiting import until_async
+from transport.backoff import Backoff
 from transport.errors import OutboxError
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer
@@ -117,7 +118,7 @@ async def test_it_ends_with_the_last_step(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "STORE_BACKOFF_S", 0.001)
+    monkeypatch.setattr(batcher_module, "STORE_BACKOFF", Backoff(0.001, 1.0))
     async with bench(tmp_path) as b, asyncio.TaskGroup() as tasks:
         assert isinstance(b.server.outbox, RefusingOutbox)
         b.server.outbox.num_refusals = 3
@@ -129,7 +130,7 @@ async def test_a_full_disk_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "STORE_BACKOFF_S", 0.001)
+    monkeypatch.setattr(batcher_module, "STORE_BACKOFF", Backoff(0.001, 1.0))
     async with bench(tmp_path) as b:
         assert isinstance(b.server.outbox, RefusingOutbox)
         b.server.outbox.num_refusals = 1000
@@ -143,7 +144,7 @@ async def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: 
 async def test_a_cut_that_has_begun_is_finished_when_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cancels: int
 ) -> None:
-    monkeypatch.setattr(batcher_module, "STORE_BACKOFF_S", 0.05)
+    monkeypatch.setattr(batcher_module, "STORE_BACKOFF", Backoff(0.05, 1.0))
     async with bench(tmp_path) as b:
         assert isinstance(b.server.outbox, RefusingOutbox)
         b.server.outbox.num_refusals = 1

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tenacity import RetryCallState
 
 from orchestrator.engines.http_client import (
-    FIRST_WAIT_S,
-    LONGEST_WAIT_S,
+    BACKOFF,
     EngineClient,
     TemporaryError,
     new_session,
@@ -148,14 +147,14 @@ def backoff_s(attempt: int, retry_after: float | None = None) -> float:
 @given(attempt=st.integers(1, 40), retry_after=st.none() | st.floats(0, 1e6))
 def test_backoff_is_bounded_and_honours_retry_after(attempt: int, retry_after: float | None) -> None:
     seconds = backoff_s(attempt, retry_after)
-    assert 0 <= seconds <= LONGEST_WAIT_S
+    assert 0 <= seconds <= BACKOFF.longest_s
     if retry_after is not None:
-        assert seconds >= min(retry_after, LONGEST_WAIT_S)
+        assert seconds >= min(retry_after, BACKOFF.longest_s)
 
 
 def test_backoff_grows_and_is_jittered() -> None:
     first, fifth = ([backoff_s(attempt) for _ in range(100)] for attempt in (1, 5))
-    assert max(first) <= FIRST_WAIT_S < max(fifth)
+    assert max(first) <= BACKOFF.first_s < max(fifth)
     assert len({*first}) > 1
 
 
@@ -184,4 +183,4 @@ async def test_thousands_of_requests_may_fail_with_their_engine() -> None:
     for _ in range(5000):
         pool.failed(replica, "connection reset")
     assert replica.circuit.is_open
-    assert backoff_s(5000) <= LONGEST_WAIT_S
+    assert backoff_s(5000) <= BACKOFF.longest_s

@@ -12,6 +12,8 @@ from orchestrator.policy.weight_updates import WeightUpdates
 from runtime.errors import PeerLostError, UserError
 from runtime.health.health import Health
 from tests.support.waiting import until_async
+from transport.backoff import Backoff
+from transport.changes import Changes
 from transport.outbox.progress import PublishedWeights
 from transport.wire.generation import ServedWeights
 
@@ -21,16 +23,14 @@ class Announcements:
 
     def __init__(self, weights: PublishedWeights | None = None) -> None:
         self.weights = weights
-        self._changed = asyncio.Event()
+        self._changes = Changes()
 
     def announce(self, version: int) -> None:
         self.weights = published(version)
-        self._changed.set()
+        self._changes.notify()
 
     async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
-        while self.weights is None or self.weights == seen:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._changes.wait_for(lambda: self.weights not in (None, seen))
         return self.weights
 
 
@@ -144,7 +144,7 @@ async def test_engines_that_disagree_without_an_announcement_end_the_start() -> 
 
 
 async def test_a_refused_version_is_retried_and_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(policy_module, "BACKOFF", Backoff(0.01, 10.0))
     engine, source, live = FlakyEngine(), Announcements(), list[int]()
     policy = make_policy(engine, source, live)
     engine.num_refusals = 3
@@ -157,7 +157,7 @@ async def test_a_refused_version_is_retried_and_the_old_one_stays(monkeypatch: p
 
 
 async def test_versions_in_between_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(policy_module, "BACKOFF", Backoff(0.01, 10.0))
     engine, source = FlakyEngine(), Announcements()
     policy = make_policy(engine, source)
     engine.num_refusals = 1
@@ -188,7 +188,7 @@ async def test_health_says_which_engine_holds_up_a_version_and_why() -> None:
 
 
 async def test_the_end_of_an_outage_ends_the_pause_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 1000.0)
+    monkeypatch.setattr(policy_module, "BACKOFF", Backoff(1000.0, 1000.0))
     engine, source = FlakyEngine(), Announcements()
     policy = make_policy(engine, source)
     engine.num_refusals = 1
