@@ -105,7 +105,7 @@ class Orchestrator:
             health,
             update_timeout_s=config.engines.update_timeout_s,
             on_live=self._new_version,
-            attest=canary_check(engine, config.engines).check,
+            verify=canary_check(engine, config.engines).check,
         )
         self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares, self._curricula.by_env))
         self._evaluator = Evaluator(

@@ -108,7 +108,7 @@ class HttpEngine:
         if len(errors) == len(asked):
             reasons = "; ".join(map(str, errors.values())) or f"no engine is in service: {self.availability.reason}"
             raise EngineError(reasons)
-        holding_up = [str(error) for replica, error in errors.items() if not replica.circuit.is_open]
+        holding_up = [str(error) for replica, error in errors.items() if replica.is_in_service]
         if holding_up:
             raise EngineError("; ".join(holding_up))
         self._applied = target
@@ -117,7 +117,7 @@ class HttpEngine:
                 self._pool.leave(replica, f"it came back with version {replica.seen_version} while {version} was given")
         return slowest(replica.last_update for replica in asked)
 
-    async def witness(self, request: GenerateRequest) -> dict[str, GenerateReply]:
+    async def generate_on_each(self, request: GenerateRequest) -> dict[str, GenerateReply]:
         """See `Engine`."""
         answers: dict[str, GenerateReply] = {}
 
@@ -147,10 +147,10 @@ class HttpEngine:
         self._applied = self._applied or Target(served, None)
         return served
 
-    async def tend(self) -> None:
+    async def keep_in_service(self) -> None:
         """See `Engine`."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pool.tend(self._make_ready))
+            tasks.create_task(self._pool.keep_in_service(self._make_ready))
             if self._config.resolve_dns:
                 tasks.create_task(self._follow_names())
 
@@ -198,7 +198,7 @@ class HttpEngine:
                 if not error.is_busy:
                     self._pool.failed(replica, str(error))
                 raise TemporaryError(f"request {request.request_id}: {error}", error.retry_after_s) from error
-        replica.circuit.succeeded()
+        self._pool.answered(replica)
         reply = check_reply(request, sampled, self._vocab_size)
         newest = reply.versions[-1].version
         if newest < version:

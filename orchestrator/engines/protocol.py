@@ -100,7 +100,7 @@ class Engine(Generator, Protocol):
         URLs, if none is."""
         ...
 
-    async def tend(self) -> None:
+    async def keep_in_service(self) -> None:
         """Bring engines that left the service back, with the right weights before the first request; until cancelled.
         Returns at once where nothing can leave."""
         ...
@@ -111,7 +111,7 @@ class Engine(Generator, Protocol):
         does."""
         ...
 
-    async def witness(self, request: GenerateRequest) -> Mapping[str, GenerateReply]:
+    async def generate_on_each(self, request: GenerateRequest) -> Mapping[str, GenerateReply]:
         """What each engine in service answers to `request`, by its URL; without those that do not answer. Empty where
         no model answers."""
         ...

@@ -3,7 +3,7 @@
 A version is live when every engine in service serves it, read back with its digest (`Engine.apply_weights` does both).
 Any failure leaves the old version live and is retried with back-off, always with the newest announcement: versions in
 between are skipped. What was announced is kept by the outbox, so a restart starts with it. An engine that comes back
-gets the weights before it gets requests (`Engine.tend`).
+gets the weights before it gets requests (`Engine.keep_in_service`).
 """
 
 import asyncio
@@ -40,15 +40,15 @@ class WeightUpdates:
         *,
         update_timeout_s: float,
         on_live: Callable[[], None],
-        attest: Verify | None = None,
+        verify: Verify | None = None,
     ) -> None:
-        """`attest` is called with what all engines say they serve, before it is live; what it raises ends the run."""
+        """`verify` is called with what all engines say they serve, before it is live; what it raises ends the run."""
         self._engine = engine
         self._source = source
         self._health = health
         self._update_timeout_s = update_timeout_s
         self._on_live = on_live
-        self._attest = attest
+        self._verify = verify
         self._applied: PublishedWeights | None = None
         self._applying = asyncio.Lock()
         self._changes = Changes()
@@ -65,20 +65,20 @@ class WeightUpdates:
         `newest_batch` cannot have made: the weights of another run.
         """
         try:
-            async with asyncio.timeout(timeout_s), self._tended():
+            async with asyncio.timeout(timeout_s), self._kept_in_service():
                 await self._start(newest_batch)
         except TimeoutError:
             raise PeerLostError(f"the engines did not take the current weights within {timeout_s:g} s") from None
         logger.info("policy version {} is live", self.live)
 
     @asynccontextmanager
-    async def _tended(self) -> AsyncIterator[None]:
-        tending = asyncio.create_task(self._engine.tend())
+    async def _kept_in_service(self) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(self._engine.keep_in_service())
         try:
             yield
         finally:
-            tending.cancel()
-            await asyncio.wait([tending])
+            keeping.cancel()
+            await asyncio.wait([keeping])
 
     async def _start(self, newest_batch: int) -> None:
         weights = self._source.weights
@@ -105,9 +105,9 @@ class WeightUpdates:
             return -1  # they disagree: all get the announced version
 
     async def run(self) -> None:
-        """Follow the announcements, and tend the engines, until cancelled."""
+        """Follow the announcements, and keep the engines in service, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._engine.tend())
+            tasks.create_task(self._engine.keep_in_service())
             while True:
                 await self._source.wait_weights(self._applied)
                 async with self._applying:
@@ -154,8 +154,8 @@ class WeightUpdates:
             logger.warning("version {} is not live, {} stays: {}", weights.version, self.live, reason)
             return False
         self._problem = ""
-        if self._attest is not None:
-            await self._attest(weights)
+        if self._verify is not None:
+            await self._verify(weights)
         self._applied, self.live = weights, weights.version
         self.update_times = {"total_s": time.monotonic() - started}
         if times is not None:

@@ -53,12 +53,12 @@ async def pool(names: Names, port: str) -> AsyncIterator[HttpEngine]:
     engine = HttpEngine(config, TOKEN, resolve=names.resolve)
     await engine.start()
     await engine.served()
-    tending = asyncio.create_task(engine.tend())
+    keeping = asyncio.create_task(engine.keep_in_service())
     try:
         yield engine
     finally:
-        tending.cancel()
-        await asyncio.wait([tending])
+        keeping.cancel()
+        await asyncio.wait([keeping])
         await engine.close()
 
 

@@ -208,26 +208,26 @@ async def test_engines_that_fail_while_the_policy_starts_are_brought_back() -> N
     engine = FlakyEngine()
     engine.num_refusals = 1000
 
-    async def tend() -> None:
+    async def keep_in_service() -> None:
         engine.num_refusals = 0
         await asyncio.Event().wait()
 
-    engine.tend = tend
+    engine.keep_in_service = keep_in_service
     policy = make_policy(engine, Announcements(published(1)))
     await start(policy)
     assert policy.live == 1
     assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
 
 
-async def test_engines_are_tended_while_the_policy_runs() -> None:
+async def test_engines_are_kept_in_service_while_the_policy_runs() -> None:
     engine = FlakyEngine()
-    tended = asyncio.Event()
+    was_called = asyncio.Event()
 
-    async def tend() -> None:
-        tended.set()
+    async def keep_in_service() -> None:
+        was_called.set()
 
-    engine.tend = tend
-    await follow(make_policy(engine, Announcements()), tended.is_set)
+    engine.keep_in_service = keep_in_service
+    await follow(make_policy(engine, Announcements()), was_called.is_set)
 
 
 MANY_TURNS = 50
