@@ -24,7 +24,7 @@ import uvloop
 from loguru import logger
 
 from benchmarks import harness
-from benchmarks.standins import StandInEnv
+from benchmarks.fakes import FakeEnv
 from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
@@ -77,7 +77,7 @@ def make_config(folder: Path, max_staleness: int, steps: int, policy: str) -> Or
         {
             "run": {"name": "bench", "dir": str(folder)},
             "model": {"path": str(folder)},
-            "envs": [{"id": "standin", "group_size": GROUP_SIZE, "sampling": {"max_tokens": 1024}}],
+            "envs": [{"id": "fake", "group_size": GROUP_SIZE, "sampling": {"max_tokens": 1024}}],
             "server": {"endpoint": "tcp://127.0.0.1:*"},
             "metrics": {"tensorboard": False},
             "max_steps": steps,
@@ -100,9 +100,9 @@ async def run_once(max_staleness: int, steps: int, median_s: float, load: float 
         metrics = MetricLog("orchestrator", run_dir, config.metrics)
         async with BatchServer(config.server.endpoint, open_outbox(run_dir, "bench")) as server:
             health = Health("orchestrator", config.stall_timeout_s)
-            orchestrator = Orchestrator(config, run_dir, engine, [StandInEnv(engine)], server, health, metrics)
+            orchestrator = Orchestrator(config, run_dir, engine, [FakeEnv(engine)], server, health, metrics)
             trainer = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "benchmarks.standins", server.endpoint, "bench", str(load * engine.step_s)),
+                *(sys.executable, "-m", "benchmarks.fakes", server.endpoint, "bench", str(load * engine.step_s)),
                 stdout=asyncio.subprocess.PIPE,
             )
             async with asyncio.timeout(DEADLINE_S):

@@ -3,7 +3,7 @@
     python -m benchmarks.scheduler [--in-flight 10000] [--steps 12] [--rate 3500]
 
 The real `Orchestrator` (scheduler, groups, advantages, batcher, outbox with fsync, batch server) on one core, with a
-scripted engine and an environment in this process, and a trainer stand-in in another that fetches every batch. All
+scripted engine and an environment in this process, and a fake trainer in another that fetches every batch. All
 `--in-flight` slots are full when the clock starts. Two runs: the engine offers `--rate` answers a second; and it
 answers all that wait at once, again and again, which is the worst that can happen to the lag of the loop.
 
@@ -29,7 +29,7 @@ import uvloop
 from loguru import logger
 
 from benchmarks import harness
-from benchmarks.standins import PROMPT_TOKENS, StandInEnv
+from benchmarks.fakes import PROMPT_TOKENS, FakeEnv
 from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
@@ -125,7 +125,7 @@ def make_config(folder: Path, num_in_flight: int, steps: int) -> OrchestratorCon
         {
             "run": {"name": "bench", "dir": str(folder)},
             "model": {"path": str(folder)},
-            "envs": [{"id": "standin", "group_size": GROUP_SIZE, "sampling": {"max_tokens": MAX_TOKENS}}],
+            "envs": [{"id": "fake", "group_size": GROUP_SIZE, "sampling": {"max_tokens": MAX_TOKENS}}],
             "server": {"endpoint": "tcp://127.0.0.1:*", "max_ahead": 8},
             "metrics": {"tensorboard": False},
             "max_steps": steps,
@@ -145,12 +145,12 @@ async def measure(num_in_flight: int, steps: int, rate: float) -> dict[str, floa
         config = make_config(Path(folder), num_in_flight, steps)
         run_dir = RunDir(config.run.path).create()
         metrics = MetricLog("orchestrator", run_dir, config.metrics)
-        env = StandInEnv(engine)
+        env = FakeEnv(engine)
         async with BatchServer(config.server.endpoint, open_outbox(run_dir, "bench")) as server:
             health = Health("orchestrator", config.stall_timeout_s)
             orchestrator = Orchestrator(config, run_dir, engine, [env], server, health, metrics)
             trainer = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "benchmarks.standins", server.endpoint, "bench", "0"), stdout=subprocess.DEVNULL
+                *(sys.executable, "-m", "benchmarks.fakes", server.endpoint, "bench", "0"), stdout=subprocess.DEVNULL
             )
             before = _resident_bytes()
             async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
@@ -200,13 +200,13 @@ def _resident_bytes() -> int:
 
 
 def stand_in_cpu_us(num_rollouts: int = 4000) -> float:
-    """CPU microseconds per rollout of the stand-ins themselves (engine and environment), part of every figure."""
+    """CPU microseconds per rollout of the fakes themselves (engine and environment), part of every figure."""
 
     async def spend() -> float:
         engine = PacedEngine(0.0)
-        env = StandInEnv(engine)
+        env = FakeEnv(engine)
         requests = [
-            RolloutRequest(env.examples[index], f"standin/{index}/0", 0, 1, index, 1.0, MAX_TOKENS, 60.0)
+            RolloutRequest(env.examples[index], f"fake/{index}/0", 0, 1, index, 1.0, MAX_TOKENS, 60.0)
             for index in range(num_rollouts)
         ]
         started = time.process_time()

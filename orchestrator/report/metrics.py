@@ -23,7 +23,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How the time since the cut before was spent, in seconds; and how full the pipeline is."""
+    """How the time since the batch before was spent, in seconds; and how full the pipeline is."""
 
     duration_s: float
     waited_for_policy_s: float

@@ -64,7 +64,7 @@ class WorkerEnv:
         self._examples = tuple(
             Example(self.name, example_id, position) for position, example_id in enumerate(ready.example_ids)
         )
-        self._shelf = ImageCache()
+        self._image_cache = ImageCache()
         self.workers: dict[int, Worker] = {}
         self._num_deaths = [0] * len(processes)
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,7 +90,7 @@ class WorkerEnv:
         """Connect to the workers, and keep them alive from now on."""
         for slot, process in enumerate(self._processes):
             link = await FrameLink.open(process.end_of_link, FROM_WORKER)
-            self.workers[slot] = Worker(process, link, self._model, self._shelf)
+            self.workers[slot] = Worker(process, link, self._model, self._image_cache)
             self._tasks.append(asyncio.create_task(self._keep_alive(slot), name=f"worker {slot} of {self.name}"))
         self._processes.clear()
 
@@ -201,7 +201,7 @@ class WorkerEnv:
                     await asyncio.shield(link.hang_up())
             await asyncio.shield(asyncio.to_thread(process.end, 0.0))
             raise
-        return Worker(process, link, self._model, self._shelf)
+        return Worker(process, link, self._model, self._image_cache)
 
 
 def load_in_workers(

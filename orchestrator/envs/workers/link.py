@@ -1,7 +1,7 @@
 """What the orchestrator and an environment worker say to each other, over a socket pair that only they have.
 
-    orchestrator ──Load──▶ worker ──Ready | Refused──▶
-    orchestrator ──Run, Stop──▶ worker ──Done | Broken──▶          one rollout, or one joint group
+    orchestrator ──Load──▶ worker ──Ready | LoadRefused──▶
+    orchestrator ──Run, Stop──▶ worker ──RolloutsDone | Broken──▶  one rollout, or one joint group
     worker ──Ask | AskChat, Drop──▶ orchestrator                   one generation, by the engines of the orchestrator
     orchestrator ──Answer | ChatAnswer | NoAnswer──▶ worker
     worker ──Beat──▶                                               every `BEAT_S`, while its event loop turns

@@ -99,11 +99,11 @@ def test_staleness_stays_bounded_and_nothing_locks_up(
     policy = WaitPolicy(batch_size, max(sizes), max_staleness, max_steps=12)
     simulation = Simulation(policy, max(sizes) + slots, tuple(sizes), random.Random(seed))
     simulation.run()
-    for cut in simulation.shipped:
-        oldest = min(simulation.admitted_at[group.seq] for group in cut.trained)
-        assert (cut.step - 1) - oldest <= max_staleness
-        assert sum(group.num_trainable for group in cut.trained) >= batch_size
-    positions = [group.seq for cut in simulation.shipped for group in cut.groups]
+    for batch in simulation.shipped:
+        oldest = min(simulation.admitted_at[group.seq] for group in batch.trained)
+        assert (batch.step - 1) - oldest <= max_staleness
+        assert sum(group.num_trainable for group in batch.trained) >= batch_size
+    positions = [group.seq for batch in simulation.shipped for group in batch.groups]
     assert positions == list(range(len(positions))), "dispatch order, nothing lost, nothing twice"
 
 
@@ -196,10 +196,10 @@ def test_batches_wait_for_the_head_of_the_line() -> None:
     assert not assembler.complete
     passed = assembler.add_final(make_scored(0, 10, 2))
     assert [group.seq for group in passed] == [10, 11, 12]
-    cut = assembler.complete.popleft()
-    assert (cut.step, cut.done) == (3, CompletedPositions(13))
-    assert [group.seq for group in cut.groups] == [10, 11, 12]
-    assert [group.seq for group in cut.trained] == [11, 12]
+    batch = assembler.complete.popleft()
+    assert (batch.step, batch.done) == (3, CompletedPositions(13))
+    assert [group.seq for group in batch.groups] == [10, 11, 12]
+    assert [group.seq for group in batch.trained] == [11, 12]
     assert (assembler.next_step, assembler.pending_groups, assembler.pending_rollouts, len(assembler)) == (4, 1, 2, 1)
 
 

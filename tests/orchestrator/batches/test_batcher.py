@@ -72,8 +72,8 @@ class Bench:
             on_shipped=self.shipped,
         )
 
-    async def shipped(self, cut: AssembledBatch) -> None:
-        self.steps.append(cut.step)
+    async def shipped(self, batch: AssembledBatch) -> None:
+        self.steps.append(batch.step)
 
     def add_groups(self, number: int) -> None:
         for _ in range(number):
@@ -141,7 +141,7 @@ async def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("num_cancels", [1, 3])
-async def test_a_cut_that_has_begun_is_finished_when_cancelled(
+async def test_a_batch_that_has_begun_is_finished_when_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cancels: int
 ) -> None:
     monkeypatch.setattr(batcher_module, "STORE_BACKOFF", Backoff(0.05, 1.0))
@@ -160,12 +160,12 @@ async def test_a_cut_that_has_begun_is_finished_when_cancelled(
 
 
 def test_samples_are_in_dispatch_order_and_carry_their_names() -> None:
-    cut = AssembledBatch(
+    batch = AssembledBatch(
         2,
         (scored(5), ScoredGroup(make_group([1.0, 1.0], 6), (0.0, 0.0), "zero_signal"), scored(7)),
         CompletedPositions(8),
     )
-    samples = decode_batch(encoded_batch("run", cut))
+    samples = decode_batch(encoded_batch("run", batch))
     assert [sample.trajectory_id for sample in samples] == ["copy/5/0#0", "copy/5/0#1", "copy/7/0#0", "copy/7/0#1"]
     assert [sample.advantages for sample in samples] == [-1.0, 1.0, -1.0, 1.0]
     assert {(sample.run_id, sample.group_id) for sample in samples} == {("run", "copy/5/0"), ("run", "copy/7/0")}

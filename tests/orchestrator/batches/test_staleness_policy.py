@@ -52,7 +52,7 @@ def test_under_every_policy_staleness_is_bounded_nothing_locks_up_and_no_kill_lo
     policy: str, seed: int, sizes: list[int], batch_size: int, max_staleness: int, slots: int, kill_rate: float
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run = simulate(  # every cut is checked for its staleness, and lock-ups fail
+        run = simulate(  # every batch is checked for its staleness, and lock-ups fail
             policy,
             seed,
             Path(folder),
@@ -67,9 +67,9 @@ def test_under_every_policy_staleness_is_bounded_nothing_locks_up_and_no_kill_lo
     assert max(run.passed().values()) == 1, "a position is in two batches"
     assert {seq for seq in run.passed() if seq not in run.done} == set(), "the state forgot a position"
     assert sum(run.passed().values()) == run.done.cursor + sum(end - first for first, end in run.done.beyond)
-    for cut in run.outbox:
-        num_rollouts = sum(group.num_trainable for group in cut.groups)
-        assert result.states[f"trained@{cut.step}"] == num_rollouts >= batch_size
+    for batch in run.outbox:
+        num_rollouts = sum(group.num_trainable for group in batch.groups)
+        assert result.states[f"trained@{batch.step}"] == num_rollouts >= batch_size
     assert result.states["stale"] == run.num_stale()
     assert policy == "drop" or not run.num_stale(), "only `drop` throws away"
     assert policy != "wait" or not run.done.beyond, "dispatch order has no holes"
@@ -83,7 +83,7 @@ def test_the_simulation_sees_kills_holes_and_stale_groups(tmp_path: Path) -> Non
         runs.append(simulate("drop", seed, folder, kill_rate=0.2, max_staleness=0))
     assert sum(run.num_kills for run in runs) > 8
     assert sum(run.num_stale() for run in runs) > 0
-    assert any(cut.done.beyond for run in runs for cut in run.outbox)
+    assert any(batch.done.beyond for run in runs for batch in run.outbox)
 
 
 def finished(line: BatchAssembler, seq: int, num_trainable: int = 2, version: int = 0) -> None:
@@ -97,8 +97,8 @@ def test_drop_ships_what_finishes_first_and_throws_away_what_is_too_old() -> Non
     for seq in range(10, 13):
         line.dispatch(make_ticket(seq))
     finished(line, 12)
-    (cut,) = line.complete
-    assert (cut.step, cut.done) == (3, CompletedPositions(10, ((12, 13),)))
+    (batch,) = line.complete
+    assert (batch.step, batch.done) == (3, CompletedPositions(10, ((12, 13),)))
     finished(line, 11)  # of version 0: staleness 3 in batch 4
     assert (line.next_step, line.pending_rollouts, line.pending_groups, len(line)) == (4, 2, 1, 2)
     line.dispatch(make_ticket(13, version=1))

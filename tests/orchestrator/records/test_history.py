@@ -55,7 +55,7 @@ def curricula() -> Curricula:
     return Curricula({"toy": make_curriculum(refresh_groups=1)})
 
 
-def cut(step: int) -> AssembledBatch:
+def batch(step: int) -> AssembledBatch:
     return AssembledBatch(step, (scored(step - 1, [0.0, 1.0]),), CompletedPositions(step))
 
 
@@ -64,9 +64,9 @@ def write(path: Path, *steps: int) -> None:
     known = curricula()
     history = History(path, next_step=1, curricula=known)
     for step in steps:
-        for group in cut(step).groups:
+        for group in batch(step).groups:
             known.saw(group)
-        history.write(cut(step))
+        history.write(batch(step))
 
 
 def test_a_restart_forgets_the_batch_that_did_not_become_durable(tmp_path: Path) -> None:

@@ -83,39 +83,39 @@ class Run:
     def cursor(self) -> int:
         return self.done.cursor
 
-    def next_cut(self) -> AssembledBatch:
+    def next_batch(self) -> AssembledBatch:
         """A filtered group, then one that ships: two positions per batch."""
         for seq in (self.cursor, self.cursor + 1):
             self.ledger.dispatched(make_ticket(seq, size=2))
         groups = (make_scored(0, self.cursor, 2), make_scored(2, self.cursor + 1, 2))
         return AssembledBatch(self.outbox.next_step, groups, CompletedPositions(self.cursor + 2))
 
-    def cut(self, *, kill_after: str = "") -> None:
+    def ship(self, *, kill_after: str = "") -> None:
         """Write batch N in the order of `state.py`, up to the instant of the kill."""
-        cut = self.next_cut()
+        assembled = self.next_batch()
         if kill_after == "dispatch":
             return
-        self.ledger.settled(cut)
+        self.ledger.settled(assembled)
         if kill_after == "ledger":
             self.ledger.flush()
             return
-        batch = self.writer.prepare(cut)
+        batch = self.writer.prepare(assembled)
         if kill_after == "state":
             return
         self.outbox.put(batch)
-        self.done = self.writer.done = cut.done
+        self.done = self.writer.done = assembled.done
 
 
 @pytest.mark.parametrize("kill_after", ["dispatch", "ledger", "state", "outbox"])
-def test_a_kill_at_any_instant_of_a_cut_loses_no_position_and_repeats_none(tmp_path: Path, kill_after: str) -> None:
+def test_a_kill_at_any_instant_of_a_batch_loses_no_position_and_repeats_none(tmp_path: Path, kill_after: str) -> None:
     first = Run(tmp_path)
-    first.cut()
-    first.cut(kill_after=kill_after)
+    first.ship()
+    first.ship(kill_after=kill_after)
     second = Run(tmp_path)
     assert second.outbox.next_step == (3 if kill_after == "outbox" else 2)
     assert second.cursor == (4 if kill_after == "outbox" else 2)
     while second.outbox.next_step <= 3:
-        second.cut()
+        second.ship()
     second.ledger.close()
     groups = [second.outbox.manifest(step).num_samples for step in second.outbox.steps()]
     assert groups == [2, 2, 2]

@@ -1,4 +1,4 @@
-"""Metrics of a cut: keys, what they count, and what they do not hide."""
+"""Metrics of a batch: keys, what they count, and what they do not hide."""
 
 import dataclasses
 import json
@@ -142,8 +142,8 @@ def test_every_key_has_three_parts_and_every_value_is_a_number() -> None:
 def test_numbers_of_the_environment_become_metrics() -> None:
     scored = group("copy", 0, [0.0, 1.0])
     rollouts = tuple(replace(r, metrics={"exact": r.reward}) for r in scored.group.results)  # type: ignore[type-var]
-    cut = AssembledBatch(1, (score(FinalGroup(scored.group.ticket, rollouts), GRPO),), CompletedPositions(1))  # type: ignore[arg-type]
-    assert step_metrics(cut, TIMES)["metric_exact/copy/mean"] == 0.5
+    batch = AssembledBatch(1, (score(FinalGroup(scored.group.ticket, rollouts), GRPO),), CompletedPositions(1))  # type: ignore[arg-type]
+    assert step_metrics(batch, TIMES)["metric_exact/copy/mean"] == 0.5
 
 
 def test_a_step_is_one_line_for_people() -> None:
@@ -161,11 +161,11 @@ def test_a_step_is_one_line_for_people() -> None:
         assert text in line, line
 
 
-def test_a_cut_in_which_nothing_survived_an_environment_still_has_metrics() -> None:
-    cut = AssembledBatch(
+def test_a_batch_in_which_nothing_survived_an_environment_still_has_metrics() -> None:
+    batch = AssembledBatch(
         1, (group("copy", 0, [0.0, 1.0]), group("race", 1, [ENV_ERROR, ENV_ERROR])), CompletedPositions(2)
     )
-    values = step_metrics(cut, TIMES)
+    values = step_metrics(batch, TIMES)
     assert values["failures/race/share"] == 1.0
     assert "reward/race/mean" not in values
 
@@ -185,8 +185,8 @@ def test_saved_rollouts_say_what_became_of_each() -> None:
 
 
 def test_a_dropped_group_is_saved_without_advantages() -> None:
-    cut = AssembledBatch(1, (group("race", 0, [1.0, ENV_ERROR], joint=True),), CompletedPositions(1))
-    assert [(row["state"], row["advantage"]) for row in rollout_rows(cut)] == [
+    batch = AssembledBatch(1, (group("race", 0, [1.0, ENV_ERROR], joint=True),), CompletedPositions(1))
+    assert [(row["state"], row["advantage"]) for row in rollout_rows(batch)] == [
         ("filtered:joint_failure", None),
         ("failed:env_error", None),
     ]

@@ -70,7 +70,7 @@ async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_p
     async with BatchServer("tcp://127.0.0.1:0", outbox) as server:
         StatusReporter(
             server, BatchAssembler(8, 5, CompletedPositions()), health, in_flight=lambda: 0, batch_size=8
-        ).beat()
+        ).report()
     assert server.last_trained == 0
     assert health.report()["untrained_batches"] == 2
 
@@ -83,7 +83,7 @@ async def test_pulse_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_pa
         )
         health.waiting_for("groups for batch 3", loop="batcher")
         beating = asyncio.create_task(pulse.run())
-        await asyncio.sleep(0)  # the first beat comes at once
+        await asyncio.sleep(0)  # the first report comes at once
         beating.cancel()
         assert server.waiting_for == "batcher: groups for batch 3"
     report = health.report()

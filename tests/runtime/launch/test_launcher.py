@@ -1,4 +1,4 @@
-"""`rl` with stand-in services: real processes, real signals, and never an orphan."""
+"""`rl` with fake services: real processes, real signals, and never an orphan."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 class Rl:
-    """One `rl` with stand-ins, its run directory, and every process that descends from it."""
+    """One `rl` with fake services, its run directory, and every process that descends from it."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.mark = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Experiment trackers: what they get, and that none can stop a run. wandb is real (offline), trackio a stand-in."""
+"""Experiment trackers: what they get, and that none can stop a run. wandb is real (offline), trackio a fake."""
 
 import math
 import sys

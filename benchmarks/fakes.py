@@ -1,6 +1,6 @@
-"""Stand-ins around the real orchestrator: an environment that is one request, and a trainer that only waits.
+"""Fakes around the real orchestrator: an environment that is one request, and a trainer that only waits.
 
-`StandInEnv` implements `EnvAdapter` in this process. `python -m benchmarks.standins ENDPOINT RUN STEP_S` is a trainer:
+`FakeEnv` implements `EnvAdapter` in this process. `python -m benchmarks.fakes ENDPOINT RUN STEP_S` is a trainer:
 the real client in its own process, which fetches every batch, sleeps `STEP_S` and announces the next version. It prints
 one JSON line at the end: how long it waited for batches after the first, how long it ran, and what it trained.
 """
@@ -25,12 +25,12 @@ PROMPT_TOKENS = 32
 NUM_EXAMPLES = 100_000
 
 
-class StandInEnv:
+class FakeEnv:
     """One completion per rollout; the reward is a coin toss, so that groups differ."""
 
     scores_jointly = False
 
-    def __init__(self, engine: Engine, name: str = "standin") -> None:
+    def __init__(self, engine: Engine, name: str = "fake") -> None:
         self.name = name
         self._engine = engine
         self._prompt = np.arange(1, PROMPT_TOKENS + 1, dtype=np.int32)
