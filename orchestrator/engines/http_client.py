@@ -177,7 +177,6 @@ class EngineHealth(msgspec.Struct, frozen=True):
 
     @property
     def load(self) -> EngineLoad:
-        """How busy it is."""
         return EngineLoad(self.running, self.waiting, self.max_batch_size)
 
 
@@ -208,7 +207,6 @@ class EngineClient:
         return decoded(_score_decoder, payload, f"the reply to {request.request_id}")
 
     async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
-        """See `ReplicaClient`."""
         body = self._uploads.body(request)
         payload = await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
         return decoded(_reply_decoder, payload, f"the reply to {request.request_id}")

@@ -100,7 +100,6 @@ class HttpEngine:
         return reply
 
     async def apply_weights(self, location: str, version: int, digest: str) -> UpdateTimes | None:
-        """See `Engine`."""
         target = self._wanted = Target(ServedWeights(version=version, digest=digest), location)
         asked = self._pool.in_service()
         errors = await _on_all(asked, lambda replica: replica.bring_to(target, self._config.update_timeout_s))
@@ -118,7 +117,6 @@ class HttpEngine:
         return slowest(replica.last_update for replica in asked)
 
     async def generate_on_each(self, request: GenerateRequest) -> dict[str, GenerateReply]:
-        """See `Engine`."""
         answers: dict[str, GenerateReply] = {}
 
         async def ask(replica: Replica) -> None:
@@ -130,12 +128,10 @@ class HttpEngine:
         return answers
 
     async def load(self) -> EngineLoad:
-        """See `Engine`."""
         healths = await asyncio.gather(*(replica.client.health() for replica in self._pool.in_service()))
         return total_load(health.load for health in healths)
 
     async def served(self) -> ServedWeights:
-        """See `Engine`."""
         asked = self._pool.in_service()
         errors = await _on_all(asked, lambda replica: replica.look(self._config.update_timeout_s))
         if errors or not asked:
@@ -148,14 +144,12 @@ class HttpEngine:
         return served
 
     async def keep_in_service(self) -> None:
-        """See `Engine`."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pool.keep_in_service(self._make_ready))
             if self._config.resolve_dns:
                 tasks.create_task(self._follow_names())
 
     async def close(self) -> None:
-        """Close all connections. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -212,7 +206,7 @@ class HttpEngine:
         replica.vocab_size = health.vocab_size
 
     def _expel_laggards(self, asked: Sequence[Replica], errors: "dict[Replica, EngineError]") -> None:
-        """Whoever does not answer is ill; so is whoever fails again and again what another one did."""
+        """Take engines out of service that did not answer, or failed again and again where another engine succeeded."""
         for replica in asked:
             error = errors.get(replica)
             replica.num_failed_updates = 0 if error is None else replica.num_failed_updates + 1
@@ -222,7 +216,7 @@ class HttpEngine:
                 self._pool.leave(replica, str(error))
 
     async def _make_ready(self, replica: Replica) -> None:
-        """See `pool.MakeReady`."""
+        """The `MakeReady` of the pool: health and vocabulary are right, and it serves the weights that it should."""
         replica.vocab_size = (await replica.client.health()).vocab_size
         if replica.vocab_size != self._vocab_size:
             raise EngineError(f"{replica.url} has a vocabulary of {replica.vocab_size}, not {self._vocab_size}")

@@ -25,7 +25,7 @@ REST = Backoff(0.5, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class InService:
-    """It gets requests."""
+    """It gets requests, but few while it rests."""
 
     num_failures: int = 0
     """Requests that got no answer since the last one that did; fewer than `MAX_FAILURES`."""
@@ -106,7 +106,6 @@ class Replica:
 
     @property
     def url(self) -> str:
-        """Its name."""
         return self.client.url
 
     @property
@@ -162,7 +161,7 @@ def least_loaded(replicas: Sequence[Replica], now: float) -> Replica:
 
 
 def slowest(updates: Iterable[UpdateTimes | None]) -> UpdateTimes | None:
-    """The longest of each phase; None if nobody was updated."""
+    """The longest time of each phase; None if no engine was updated."""
     known = [times for times in updates if times is not None]
     if not known:
         return None

@@ -93,7 +93,6 @@ class ScriptedEngine:
         return EngineLoad(num_running=self.num_running)
 
     async def served(self) -> ServedWeights:
-        """The scripted version."""
         return self.weights
 
     async def close(self) -> None:

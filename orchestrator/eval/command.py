@@ -25,7 +25,7 @@ from runtime.errors import ExitCode, PeerLostError, StorageError
 from runtime.process.logging import setup_logging
 
 TABLE_WIDTH = 160
-"""Columns of the table where the output is no terminal."""
+"""Columns of the table where the output is not a terminal."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -36,7 +36,7 @@ class FailureGuard:
             self._add_rollouts(env_name, [failure])
 
     def saw(self, scored: ScoredGroup) -> None:
-        """A group is final."""
+        """Count a final group."""
         env_name, size = scored.env_name, scored.group.ticket.size
         failures = tuple((index, failure) for index, failure in scored.group.failures if not _was_cancelled(failure))
         outcomes = [None if isinstance(result, Rollout) else result for result in scored.group.results]

@@ -2,8 +2,8 @@
 
 Invariant: at most `max_in_flight` rollouts run, each in a task of the scheduler's own task group; cancelling `run`
 cancels them all and leaves no orphan. While no engine is in service nothing is dispatched, and a rollout that an outage
-has spoilt is run again: it is nobody's failure. Under `failure_policy = "drop_group"` the first failure of a group
-cancels its other rollouts: they are accounted for at once, and their slots are free when they have ended.
+has spoilt is run again: it is not counted as a failure. Under `failure_policy = "drop_group"` the first failure of a
+group cancels its other rollouts: they are accounted for at once, and their slots are free when they have ended.
 """
 
 import asyncio
@@ -67,7 +67,6 @@ class Scheduler:
         self._members: dict[GroupKey, dict[int, asyncio.Task[None]]] = {}
         """Running rollouts by index, of groups that a failure drops."""
         self.in_flight = 0
-        """Rollouts that run."""
         self.waited_for_policy_s = 0.0
         """Time spent waiting for a newer policy version, in all."""
 

@@ -73,7 +73,6 @@ class CanaryCheck:
 
 
 def canary_check(engine: Engine, config: EnginesConfig) -> CanaryCheck:
-    """As `engines.canary_*` say."""
     return CanaryCheck(engine, interval_steps=config.canary_interval_steps, tolerance=config.canary_tolerance)
 
 

@@ -1,4 +1,4 @@
-"""News for people, in `/health` and to waiting ranks: `StatusReporter` (the pipeline), `EngineWatch` (the engines)."""
+"""What `/health` and waiting ranks are told about a run: `StatusReporter` (pipeline), `EngineWatch` (engines)."""
 
 import asyncio
 import time

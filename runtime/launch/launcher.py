@@ -33,12 +33,12 @@ class LaunchOutcome(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """Somebody asked for it."""
+    """A signal or the user asked for the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process to start."""
+    """One service: the process to start."""
 
     name: str
     command: tuple[str, ...]

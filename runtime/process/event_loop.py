@@ -41,7 +41,7 @@ class LoopBlame:
         self._thread.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """End the watching thread; may be called again."""
         thread, self._thread = self._thread, None
         self._stop.set()
         if thread is not None:

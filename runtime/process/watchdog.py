@@ -1,4 +1,4 @@
-"""No silent hang: a service that makes no progress says where it stands, and ends with exit code 75."""
+"""`Watchdog`: a service that makes no progress dumps its stacks, says what it waits for, and ends with exit code 75."""
 
 import faulthandler
 import os
@@ -50,7 +50,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> "Watchdog":
-        """Begin to watch."""
         self._thread.start()
         return self
 

@@ -11,8 +11,8 @@ from chat.tokenizer import Tokenizer
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.toys import make_config, run_toy
+from tests.support.metrics import read_metrics
 from transport.wire.generation import GenerateRequest
 from transport.wire.ledger import tally
 

@@ -58,7 +58,7 @@ class RunRollouts(_WorkerMessage, frozen=True, tag="run"):
 
 
 class Stop(_WorkerMessage, frozen=True, tag="stop"):
-    """Nobody waits for run `id` any more: cancel it."""
+    """The result of run `id` is not needed any more: cancel it."""
 
     id: int
 
@@ -106,7 +106,7 @@ class Ask(_WorkerMessage, frozen=True, tag="ask"):
 
 
 class AskChat(_WorkerMessage, frozen=True, tag="ask_chat"):
-    """Continue this conversation."""
+    """Asks the orchestrator for the next turn of a conversation."""
 
     id: int
     request: ChatAsk
@@ -119,7 +119,7 @@ class Drop(_WorkerMessage, frozen=True, tag="drop"):
 
 
 class RolloutsDone(_WorkerMessage, frozen=True, tag="done"):
-    """Run `id` has ended."""
+    """Run `id` has ended, with these results."""
 
     id: int
     results: tuple[Rollout | RolloutFailure, ...]

@@ -59,7 +59,6 @@ class Worker:
 
     @property
     def num_in_flight(self) -> int:
-        """Runs that it plays."""
         return len(self._runs)
 
     @property

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
-from runtime.metrics.metric_log import read_metrics
 from tests.faults.exactly_once.signs import read_progress, steps_of
+from tests.support.metrics import read_metrics
 from transport.wire.ledger import Tally, tally
 
 MAX_STALENESS = 2

@@ -18,10 +18,10 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.eval.evaluator import Evaluator, due_version, last_evaluated, result_path, save_result
 from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.health.health import Health
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.builders import ENV_ERROR
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
+from tests.support.metrics import read_metrics
 from tests.support.waiting import until_async
 from transport.client.client import BatchClient
 from transport.wire.generation import ServedWeights

@@ -13,10 +13,10 @@ from orchestrator.envs.outcome import lost_tries
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_toy
 from tests.support.fakes import FakeTrainer
+from tests.support.metrics import read_metrics
 from transport.wire.generation import GenerateRequest
 from transport.wire.ledger import Tally, tally
 

@@ -75,16 +75,16 @@ async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_p
     assert health.report()["untrained_batches"] == 2
 
 
-async def test_pulse_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_path: Path) -> None:
+async def test_reporter_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_path: Path) -> None:
     health = Health("orchestrator", stall_timeout_s=60)
     async with BatchServer("tcp://127.0.0.1:0", Outbox(tmp_path, "run")) as server:
-        pulse = StatusReporter(
+        reporter = StatusReporter(
             server, BatchAssembler(8, 3, CompletedPositions()), health, in_flight=lambda: 4, batch_size=8
         )
         health.waiting_for("groups for batch 3", loop="batcher")
-        beating = asyncio.create_task(pulse.run())
+        reporting = asyncio.create_task(reporter.run())
         await asyncio.sleep(0)  # the first report comes at once
-        beating.cancel()
+        reporting.cancel()
         assert server.waiting_for == "batcher: groups for batch 3"
     report = health.report()
     assert report["untrained_batches"] == 2

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from runtime.launch.launcher import describe_exit
-from runtime.metrics.metric_log import read_metrics
 from runtime.process.guardian import COOKIE_VARIABLE, end_marked, marked_processes
 from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from tests.runtime.launch.fake_services import MODULE, SLEEPER
+from tests.support.metrics import read_metrics
 from tests.support.process import Process
 from tests.support.waiting import until
 

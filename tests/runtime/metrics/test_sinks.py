@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from runtime.config.config import MetricsConfig, TrackioConfig, WandbConfig
-from runtime.metrics.metric_log import MetricLog, read_metrics
+from runtime.metrics.metric_log import MetricLog
 from runtime.run_dir.run_dir import RunDir
+from tests.support.metrics import read_metrics
 
 WANDB = MetricsConfig(tensorboard=False, wandb=WandbConfig(project="tests", mode="offline"))
 TRACKIO = MetricsConfig(tensorboard=False, trackio=TrackioConfig(project="tests"))
