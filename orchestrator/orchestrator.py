@@ -10,7 +10,7 @@
 |-----------|------------------------|-----------------|---------------------------------|-----------------------------|
 | scheduler | examples, free slots   | rollouts        | staleness, slot, engine; curric.| finished rollout, version   |
 | collector | rollouts and failures  | final groups    | all members accounted for       | last member (has no task)   |
-| batcher   | complete batches       | durable batch N | groups in line; < `max_ahead`   | final group; `Trained`      |
+| batcher   | complete batches       | durable batch N | final groups; < `max_ahead`     | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
 | policy    | weight announcements   | live version    | every engine in service: seen   | an engine's reply; retries  |
 | pool      | engines that left      | engines back    | health and the right weights    | an engine's reply; retries  |

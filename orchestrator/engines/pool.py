@@ -56,7 +56,7 @@ class EnginePool:
         return [replica for replica in self.replicas if replica.is_in_service]
 
     async def pick(self) -> Replica:
-        """The engine for the next request. Waits while none is in service: the outage is no request's fault."""
+        """The engine for the next request. Waits while none is in service: an outage fails no request."""
         while not (candidates := self.in_service()):
             await self._availability.wait()
         return least_loaded(candidates, time.monotonic())
@@ -84,7 +84,7 @@ class EnginePool:
         logger.info("engine {} joins the pool", replica.url)
 
     def drop(self, replica: Replica) -> None:
-        """Remove an engine that is no part of the run any more; requests in flight may end."""
+        """Remove an engine from the run, for good; requests in flight may end."""
         self.replicas.remove(replica)
         self._enter(replica, Gone())
 

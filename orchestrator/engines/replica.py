@@ -32,6 +32,9 @@ class InService:
     rests_until: float = 0.0
     """Monotonic time until which it rests: requests, retries above all, go to engines that do not, if there are any."""
 
+    def __post_init__(self) -> None:
+        assert self.num_failures < MAX_FAILURES, "one failure more, and it is out of service"
+
 
 @dataclass(frozen=True, slots=True)
 class OutOfService:
@@ -43,7 +46,7 @@ class OutOfService:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """It is no part of the run any more, and never will be again. Requests in flight may end."""
+    """It has left the run for good. Requests in flight may end."""
 
 
 EngineState = InService | OutOfService | Gone

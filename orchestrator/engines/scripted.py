@@ -85,7 +85,7 @@ class ScriptedEngine:
         self.weights = ServedWeights(version=version, digest=digest)
 
     async def generate_on_each(self, request: GenerateRequest) -> dict[str, GenerateReply]:
-        """There is no model whose answers would mean anything."""
+        """Nothing: without a model, answers say nothing about weights."""
         return {}
 
     async def load(self) -> EngineLoad:

@@ -80,8 +80,8 @@ def _culprit(lost: Sequence[_Failures]) -> str:
 
 
 class SignalGuard:
-    """Stops a run whose groups never differ. Sees groups as the line passes them: under `wait` it trips at the same one
-    every time."""
+    """Stops a run whose groups never differ. Sees groups in the order in which they are put into batches: under `wait`
+    it trips at the same one every time."""
 
     def __init__(self, max_zero_signal_groups: int) -> None:
         self._limit = max_zero_signal_groups

@@ -87,7 +87,7 @@ class Ledger:
 
 
 def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
-    """One state per rollout of a group that the line passed on its way to batch `step`."""
+    """One state per rollout of a group of batch `step`, trained or not."""
     return tuple(_state(result, scored.filtered, step) for result in scored.group.results)
 
 

@@ -8,7 +8,7 @@ The outbox knows which batches are durable; this file says where the next one be
     4. announce
 
 Kill -9 before 3: the outbox still expects N. The state (older, or the one of 2) says where N begins: `c`. Batch N is
-made again; nobody has seen the first one. The lines of it in ledger and history are taken back at the restart.
+made again; the first one was never announced. The lines of it in ledger and history are taken back at the restart.
 Kill -9 after 3: the outbox expects N + 1, and the state says that N + 1 begins at `c'`. N is never cut again.
 `c` is a cursor, and where batches are not in dispatch order also the positions beyond it that are done: all others, of
 groups that ran when the process died, are dispatched again (`CompletedPositions`).

@@ -192,7 +192,7 @@ def signal_name(code: int) -> str:
     """The signal that ended a process of this exit code; empty if none did."""
     try:
         return signal.Signals(code - 128).name if code > 128 else ""
-    except ValueError:  # an exit code above 128 that is no signal
+    except ValueError:  # an exit code above 128 that does not stand for a signal
         return ""
 
 

@@ -63,7 +63,7 @@ class RemoteRequests:
         self._link = link
 
     async def ask(self, question: Callable[[int], msgspec.Struct]) -> Answer | ChatAnswer:
-        """The answer to `question(id)`. The rollout's deadline bounds the wait; what nobody waits for is dropped.
+        """The answer to `question(id)`. The rollout's deadline bounds the wait; a cancelled one is dropped.
         Raises `EngineError`, `InvalidResponse`."""
         if self._link is None:
             raise EngineError("the worker is not connected")

@@ -120,7 +120,7 @@ class Worker:
             case Broken() if self._is_awaited(message.id):
                 self._runs[message.id].set_exception(UserError(message.reason))
             case _:
-                pass  # a beat, or something that nobody waits for any more
+                pass  # a beat, or an answer that is not waited for any more
 
     def _is_awaited(self, run_id: int) -> bool:
         """A run that was cancelled, or is over its deadline, is still in `_runs` until its task takes notice."""
