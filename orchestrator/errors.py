@@ -1,4 +1,4 @@
-"""What ends the orchestrator. A bad rollout is not here: that is data (`orchestrator.values.rollout.Failure`).
+"""What ends the orchestrator. A bad rollout is not here: that is data (`orchestrator.values.rollout.RolloutFailure`).
 
 ServiceError (runtime)          ends the process with one line and an exit code
 ├── InvariantError              a promise of our own code is broken: a bug, exit code 1

@@ -1,22 +1,22 @@
-"""`Orchestrator`: wires the parts. No part knows it; each is told whom to wake by a callback.
+"""`Orchestrator`: wires the parts. No part knows it; each wakes the others through callbacks that it is given.
 
      examples            rollouts            groups             batch N
-    ExampleOrder ──▶ Scheduler ──▶ Collector ──▶ Assembler ──▶ Batcher ──▶ Outbox ══ BatchServer ══▶ trainer
-                       ▲   │ tokens                                                                  │
-                       │   ▼                                                                         ▼
-                     Policy.live ◀── verified ── engines ◀── Policy ◀══ BatchServer ◀══ weights announced
+    ExampleOrder ──▶ Scheduler ──▶ Collector ──▶ BatchAssembler ──▶ Batcher ──▶ Outbox ══ BatchServer ══▶ trainer
+                      ▲    │ tokens                                                                       │
+                      │    ▼                                                                              ▼
+           WeightUpdates.live ◀── verified ── engines ◀── WeightUpdates ◀══ BatchServer ◀══ weights announced
 
 | loop      | consumes               | produces        | waits for                       | unblocked by                |
 |-----------|------------------------|-----------------|---------------------------------|-----------------------------|
 | scheduler | examples, free slots   | rollouts        | staleness, slot, engine; curric.| finished rollout, version   |
 | collector | rollouts and failures  | final groups    | all members accounted for       | last member (has no task)   |
-| batcher   | complete batches       | durable batch N | groups in line; < `max_ahead`   | final group; `Trained`      |
+| batcher   | complete batches       | durable batch N | final groups; < `max_ahead`     | final group; `Trained`      |
 | server    | requests of the ranks  | answers         | a request                       | the trainer                 |
 | policy    | weight announcements   | live version    | every engine in service: seen   | an engine's reply; retries  |
 | pool      | engines that left      | engines back    | health and the right weights    | an engine's reply; retries  |
 | evaluator | versions that are due  | figures         | a due version; its rollouts     | version; `eval.timeout_s`   |
 | adapting  | load of the engines    | slots           | 2 s to pass (`PERIOD_S`)        | the clock                   |
-| pulse     | what this side awaits  | news for people | half a second to pass           | the clock                   |
+| status    | what this side awaits  | news for people | half a second to pass           | the clock                   |
 | watch     | health of the engines  | news for people | a second to pass                | the clock                   |
 
 Bounds: running rollouts <= `max_in_flight`; those that run, wait or lie untrained < `(max_staleness + 1) * batch_size`
@@ -101,19 +101,19 @@ class Orchestrator:
         self._curricula = make_curricula(config, sizes)
         self._rules = group_rules(config)
         self._open(run_dir, describe_order(config.seed, shares))
-        self._policy = WeightUpdates(
+        self._weight_updates = WeightUpdates(
             engine,
             server,
             health,
             update_timeout_s=config.engines.update_timeout_s,
             on_live=self._new_version,
-            attest=canary_check(engine, config.engines).check,
+            verify=canary_check(engine, config.engines).check,
         )
         self._scheduler = self._make_scheduler(ExampleOrder(config.seed, shares, self._curricula.by_env))
         self._evaluator = Evaluator(
             config.eval,
             eval_adapters,
-            self._policy,
+            self._weight_updates,
             run_dir.report,
             health,
             seed=config.seed,
@@ -121,7 +121,7 @@ class Orchestrator:
             log=metrics.log,
         )
         self._batcher = self._make_batcher()
-        self._pulse = StatusReporter(
+        self._status = StatusReporter(
             server,
             self._assembler,
             health,
@@ -162,7 +162,7 @@ class Orchestrator:
             envs,
             order,
             collector,
-            lambda: self._policy.live,
+            lambda: self._weight_updates.live,
             config.seed,
             self._health,
             self._engine.availability,
@@ -199,9 +199,9 @@ class Orchestrator:
     async def _work(self, closing: AsyncExitStack) -> None:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._server.serve())
-            pulsing = tasks.create_task(self._pulse.run())
+            reporting = tasks.create_task(self._status.run())
             await self._start(closing)
-            following = tasks.create_task(self._policy.run())
+            following = tasks.create_task(self._weight_updates.run())
             scheduling = tasks.create_task(self._scheduler.run())
             evaluating = tasks.create_task(self._evaluator.run())
             adapting = tasks.create_task(self._adapt())
@@ -211,7 +211,7 @@ class Orchestrator:
             await self._until_trained()
             weights = self._server.weights
             await self._evaluator.finish(evaluating, last_version=0 if weights is None else weights.version)
-            for loop in (serving, following, pulsing, adapting, watching):
+            for loop in (serving, following, reporting, adapting, watching):
                 loop.cancel()
 
     async def _adapt(self) -> None:
@@ -235,7 +235,7 @@ class Orchestrator:
                 await self._engine.start()
             except EngineError as error:
                 raise PeerLostError(str(error)) from error
-        await self._policy.start(newest_batch=self._server.outbox.next_step - 1, timeout_s=timeout_s)
+        await self._weight_updates.start(newest_batch=self._server.outbox.next_step - 1, timeout_s=timeout_s)
         for teacher in self._teachers:
             closing.push_async_callback(teacher.close)
             with self._health.waiting(f"the {teacher}", peer=teacher.urls):
@@ -261,7 +261,7 @@ class Orchestrator:
             pinned_s = self._config.eval.timeout_s if self._config.eval.envs else 0.0
             timeout_s = 2 * self._config.engines.update_timeout_s + pinned_s
             try:
-                await self._policy.wait_live(weights.version, timeout_s)
+                await self._weight_updates.wait_live(weights.version, timeout_s)
             except TimeoutError:
                 logger.warning("the engines did not take version {} within {:g} s", weights.version, timeout_s)
         self._server.end(last_step)
@@ -321,12 +321,12 @@ class Orchestrator:
             waited_for_policy_s=policy_s - last_policy_s,
             waited_for_trainer_s=trainer_s - last_trainer_s,
             in_flight=self._scheduler.in_flight,
-            live_version=self._policy.live,
+            live_version=self._weight_updates.live,
         )
         values = await asyncio.to_thread(step_metrics, batch, times)
-        values |= {f"update/{phase}": seconds for phase, seconds in self._policy.update_times.items()}
+        values |= {f"update/{phase}": seconds for phase, seconds in self._weight_updates.update_times.items()}
         await asyncio.to_thread(self._metrics.log, batch.step, values)
-        self._health.progress(step=batch.step, version=self._policy.live, in_flight=self._scheduler.in_flight)
+        self._health.progress(step=batch.step, version=self._weight_updates.live, in_flight=self._scheduler.in_flight)
         logger.info(step_line(batch.step, self._config.max_steps, values))
 
 

@@ -2,7 +2,7 @@
 
 ```
  bind health → load tokenizer and environments → bind batch server → engines healthy → weights live → loops
- SIGTERM: cancel rollouts, finish a cut that has begun, exit 0          second SIGTERM: exit at once
+ SIGTERM: cancel rollouts, finish a batch that has begun, exit 0          second SIGTERM: exit at once
 ```
 """
 

@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """An error nobody foresaw: there is a traceback in the log."""
+    """An unexpected error: there is a traceback in the log."""
     USAGE = 2
     """The user's mistake (config, path, port, environment): one clear line, no traceback."""
     STORAGE = 74

@@ -32,7 +32,7 @@ class AdvantageOutputs:
 
 
 NUMBERS = (int, float, np.integer, np.floating)
-"""What a function may return: numpy's float32 is no `float`, its float64 is."""
+"""What a function may return: numpy's float32 is not a `float`, its float64 is."""
 
 AdvantageFunction = Callable[[AdvantageInputs], AdvantageOutputs]
 BatchFunction = Callable[[list[float]], list[float]]

@@ -1,4 +1,4 @@
-"""`check_advantage`: what every advantage function must promise, tried on one that nobody has seen before."""
+"""`check_advantage`: tries on a custom advantage function what every advantage function must promise."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from loguru import logger
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from orchestrator.batches.assembler import BatchAssembler
 from orchestrator.batches.samples import to_samples
@@ -22,6 +23,8 @@ from orchestrator.values.batch import AssembledBatch
 from orchestrator.values.staleness import check_staleness
 from runtime.errors import StorageError
 from runtime.health.health import Health
+from transport.backoff import Backoff
+from transport.changes import Changes
 from transport.errors import OutboxError
 from transport.server.server import BatchServer
 from transport.wire.batch import EncodedBatch, build_batch
@@ -29,8 +32,7 @@ from transport.wire.ledger import CompletedPositions
 
 STORE_TRIES = 5
 """Tries to make a batch durable before the run ends with exit code 74."""
-STORE_BACKOFF_S = 0.5
-"""Pause after the first failed try; doubles with each."""
+STORE_BACKOFF = Backoff(0.5, 4.0)
 LOOP = "batcher"
 
 _T = TypeVar("_T")
@@ -110,13 +112,13 @@ class Batcher:
         self._max_ahead = max_ahead
         self._max_steps = max_steps
         self._on_shipped = on_shipped
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self.waited_for_trainer_s = 0.0
         """Time that complete batches waited for the trainer, in all."""
 
     def notify(self) -> None:
         """A group is final: look again whether a batch is complete."""
-        self._changed.set()
+        self._changes.notify()
 
     async def run(self) -> None:
         """Ship until batch `max_steps` is durable."""
@@ -127,10 +129,9 @@ class Batcher:
             await self._on_shipped(batch)
 
     async def _next_batch(self) -> AssembledBatch:
-        while not self._assembler.complete:
-            self._changed.clear()
+        if not self._assembler.complete:
             with self._health.waiting(f"groups for batch {self._assembler.next_step}", loop=LOOP):
-                await self._changed.wait()
+                await self._changes.wait_for(lambda: self._assembler.complete)
         return self._assembler.complete.popleft()
 
     async def _room(self) -> None:
@@ -151,15 +152,27 @@ class Batcher:
 
 async def _stored(act: Callable[[], Awaitable[_T]], step: int) -> _T:
     """Try again while the disk refuses; `StorageError` when it keeps refusing."""
-    for attempt in range(1, STORE_TRIES + 1):
-        try:
-            return await act()
-        except (OSError, OutboxError) as error:
-            if attempt == STORE_TRIES:
-                raise StorageError(f"batch {step} could not be stored in {STORE_TRIES} tries: {error}") from error
-            logger.warning("batch {} is not stored yet (try {}): {}", step, attempt, error)
-        await asyncio.sleep(STORE_BACKOFF_S * 2 ** (attempt - 1))
-    raise AssertionError("the last try returns or raises")
+    tries = AsyncRetrying(
+        stop=stop_after_attempt(STORE_TRIES),
+        retry=retry_if_exception_type((OSError, OutboxError)),
+        wait=lambda state: STORE_BACKOFF.pause_s(state.attempt_number),
+        before_sleep=lambda state: logger.warning(
+            "batch {} is not stored yet (try {}): {}", step, state.attempt_number, _error(state)
+        ),
+        reraise=True,
+    )
+
+    async def once() -> _T:  # tenacity awaits only what is declared `async`
+        return await act()
+
+    try:
+        return await tries(once)
+    except (OSError, OutboxError) as error:
+        raise StorageError(f"batch {step} could not be stored in {STORE_TRIES} tries: {error}") from error
+
+
+def _error(state: RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()
 
 
 async def _to_the_end(work: Awaitable[None]) -> None:

@@ -42,7 +42,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What admission looks at."""
+    """What a `StalenessPolicy` looks at to admit the next group."""
 
     next_step: int
     """First batch that is not complete: `b`."""

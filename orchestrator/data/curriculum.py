@@ -138,7 +138,7 @@ class Curriculum:
         return self._tables[number]
 
     def saw(self, outcome: VisitOutcome) -> None:
-        """A group is final."""
+        """Learn from a final group."""
         if outcome.visit >= self._num_folded:
             self._outcomes[outcome.visit] = outcome
 
@@ -200,7 +200,7 @@ class Curricula:
         self.by_env = by_env or {}
 
     def saw(self, scored: ScoredGroup) -> None:
-        """A group is final."""
+        """Learn from a final group."""
         key = scored.group.ticket.key
         if key.env_name in self.by_env:
             self.by_env[key.env_name].saw(self._outcome(key, scored))

@@ -5,7 +5,7 @@ exactly the examples that would have come. Positions are cut into blocks of `BLO
 environment its share of slots, shuffled. An environment's n-th slot visits example `n % size` of its epoch
 `n // size`, in an order drawn anew for every epoch. The epoch is the attempt number that keeps two visits apart.
 
-An environment with a curriculum (`curriculum/`) has its examples chosen by that: its n-th slot visits what the
+An environment with a curriculum (`curriculum.py`) has its examples chosen by that: its n-th slot visits what the
 curriculum says, and `n` is the attempt number. Which slots it has does not depend on it.
 """
 

@@ -1,7 +1,6 @@
 """`EngineClient`: the HTTP contract of one engine (docs/contracts.md), one exchange, and when it is tried again."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -14,10 +13,10 @@ from tenacity import (
     stop_after_attempt,
     stop_before_delay,
     wait_fixed,
-    wait_random_exponential,
 )
 
 from orchestrator.engines.protocol import EngineError, EngineLoad, InvalidResponse
+from transport.backoff import Backoff
 from transport.wire.generation import (
     GENERATE_PATH,
     MSGPACK,
@@ -32,12 +31,10 @@ from transport.wire.generation import (
     ServedWeights,
 )
 
-FIRST_WAIT_S = 0.2
-LONGEST_WAIT_S = 10.0
+BACKOFF = Backoff(0.2, 10.0, jitter=(0.0, 1.0))
 POLL_S = 0.2
 
 _T = TypeVar("_T")
-_backoff = wait_random_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S)
 
 
 class TemporaryError(EngineError):
@@ -90,11 +87,11 @@ def parse_retry_after(value: str | None) -> float | None:
 
 def wait_s(state: RetryCallState) -> float:
     """Seconds before the next try, with jitter: clients that failed together are spread. Never less than the engine
-    asked for, up to `LONGEST_WAIT_S`."""
+    asked for, up to the longest pause."""
     error = state.outcome.exception() if state.outcome is not None else None
     if isinstance(error, TemporaryError) and error.retry_after_s is not None:
-        return min(error.retry_after_s + random.uniform(0, FIRST_WAIT_S), LONGEST_WAIT_S)
-    return _backoff(state)
+        return min(error.retry_after_s + BACKOFF.pause_s(1), BACKOFF.longest_s)
+    return BACKOFF.pause_s(state.attempt_number)
 
 
 MAX_ERROR_CHARS = 500
@@ -180,7 +177,6 @@ class EngineHealth(msgspec.Struct, frozen=True):
 
     @property
     def load(self) -> EngineLoad:
-        """How busy it is."""
         return EngineLoad(self.running, self.waiting, self.max_batch_size)
 
 
@@ -211,7 +207,6 @@ class EngineClient:
         return decoded(_score_decoder, payload, f"the reply to {request.request_id}")
 
     async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
-        """See `ReplicaClient`."""
         body = self._uploads.body(request)
         payload = await self._exchange("POST", GENERATE_PATH, timeout_s, body, _MSGPACK_HEADERS)
         return decoded(_reply_decoder, payload, f"the reply to {request.request_id}")

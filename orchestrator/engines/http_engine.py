@@ -105,7 +105,6 @@ class HttpEngine:
         return reply
 
     async def apply_weights(self, location: str, version: int, digest: str) -> UpdateTimes | None:
-        """See `Engine`."""
         target = self._wanted = Target(ServedWeights(version=version, digest=digest), location)
         asked = self._pool.in_service()
         errors = await _on_all(asked, lambda replica: replica.bring_to(target, self._config.update_timeout_s))
@@ -113,7 +112,7 @@ class HttpEngine:
         if len(errors) == len(asked):
             reasons = "; ".join(map(str, errors.values())) or f"no engine is in service: {self.availability.reason}"
             raise EngineError(reasons)
-        holding_up = [str(error) for replica, error in errors.items() if not replica.circuit.is_open]
+        holding_up = [str(error) for replica, error in errors.items() if replica.is_in_service]
         if holding_up:
             raise EngineError("; ".join(holding_up))
         self._applied = target
@@ -122,8 +121,7 @@ class HttpEngine:
                 self._pool.leave(replica, f"it came back with version {replica.seen_version} while {version} was given")
         return slowest(replica.last_update for replica in asked)
 
-    async def witness(self, request: GenerateRequest) -> dict[str, GenerateReply]:
-        """See `Engine`."""
+    async def generate_on_each(self, request: GenerateRequest) -> dict[str, GenerateReply]:
         answers: dict[str, GenerateReply] = {}
 
         async def ask(replica: Replica) -> None:
@@ -135,12 +133,10 @@ class HttpEngine:
         return answers
 
     async def load(self) -> EngineLoad:
-        """See `Engine`."""
         healths = await asyncio.gather(*(replica.client.health() for replica in self._pool.in_service()))
         return total_load(health.load for health in healths)
 
     async def served(self) -> ServedWeights:
-        """See `Engine`."""
         asked = self._pool.in_service()
         errors = await _on_all(asked, lambda replica: replica.look(self._config.update_timeout_s))
         if errors or not asked:
@@ -152,15 +148,13 @@ class HttpEngine:
         self._applied = self._applied or Target(served, None)
         return served
 
-    async def tend(self) -> None:
-        """See `Engine`."""
+    async def keep_in_service(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pool.tend(self._make_ready))
+            tasks.create_task(self._pool.keep_in_service(self._make_ready))
             if self._config.resolve_dns:
                 tasks.create_task(self._follow_names())
 
     async def close(self) -> None:
-        """Close all connections. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -203,7 +197,7 @@ class HttpEngine:
                 if not error.is_busy:
                     self._pool.failed(replica, str(error))
                 raise TemporaryError(f"request {request.request_id}: {error}", error.retry_after_s) from error
-        replica.circuit.succeeded()
+        self._pool.answered(replica)
         reply = check_reply(request, sampled, self._vocab_size)
         newest = reply.versions[-1].version
         if newest < version:
@@ -217,7 +211,7 @@ class HttpEngine:
         replica.vocab_size = health.vocab_size
 
     def _expel_laggards(self, asked: Sequence[Replica], errors: "dict[Replica, EngineError]") -> None:
-        """Whoever does not answer is ill; so is whoever fails again and again what another one did."""
+        """Take engines out of service that did not answer, or failed again and again where another engine succeeded."""
         for replica in asked:
             error = errors.get(replica)
             replica.num_failed_updates = 0 if error is None else replica.num_failed_updates + 1
@@ -227,7 +221,7 @@ class HttpEngine:
                 self._pool.leave(replica, str(error))
 
     async def _make_ready(self, replica: Replica) -> None:
-        """See `pool.MakeReady`."""
+        """The `MakeReady` of the pool: health and vocabulary are right, and it serves the weights that it should."""
         replica.vocab_size = (await replica.client.health()).vocab_size
         if replica.vocab_size != self._vocab_size:
             raise EngineError(f"{replica.url} has a vocabulary of {replica.vocab_size}, not {self._vocab_size}")

@@ -57,7 +57,6 @@ class EngineLoad:
 
 
 def total_load(loads: Iterable[EngineLoad]) -> EngineLoad:
-    """Of several engines together."""
     known = list(loads)
     return EngineLoad(
         num_running=sum(load.num_running for load in known),
@@ -75,7 +74,7 @@ class InvalidResponse(EngineError):
 
 
 class Generator(Protocol):
-    """Whoever samples tokens: an engine of the policy, or a teacher."""
+    """A model that samples tokens: an engine of the policy, or a teacher."""
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """Sample. The reply is validated: lengths agree, log probabilities are finite and <= 0, ids are in the
@@ -87,7 +86,7 @@ class Generator(Protocol):
 class Engine(Generator, Protocol):
     """One engine, or a pool that looks like one. An engine is in service, or it gets no request.
 
-    Invariant of a pool: whoever is in service was seen to serve the version applied last, or a later one.
+    Invariant of a pool: every engine in service was seen to serve the version applied last, or a later one.
     """
 
     @property
@@ -100,7 +99,7 @@ class Engine(Generator, Protocol):
         URLs, if none is."""
         ...
 
-    async def tend(self) -> None:
+    async def keep_in_service(self) -> None:
         """Bring engines that left the service back, with the right weights before the first request; until cancelled.
         Returns at once where nothing can leave."""
         ...
@@ -111,7 +110,7 @@ class Engine(Generator, Protocol):
         does."""
         ...
 
-    async def witness(self, request: GenerateRequest) -> Mapping[str, GenerateReply]:
+    async def generate_on_each(self, request: GenerateRequest) -> Mapping[str, GenerateReply]:
         """What each engine in service answers to `request`, by its URL; without those that do not answer. Empty where
         no model answers."""
         ...
@@ -130,7 +129,7 @@ class Engine(Generator, Protocol):
 
 
 class ChatAsk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Continue this conversation."""
+    """A request for the next turn of a conversation."""
 
     request_id: str
     messages: tuple[dict[str, Any], ...]
@@ -150,7 +149,7 @@ class ChatReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @runtime_checkable
 class ChatModel(Protocol):
-    """Whoever answers conversations."""
+    """A model that gets messages and answers in text, without tokens or log probabilities."""
 
     async def chat(self, ask: ChatAsk) -> ChatReply:
         """The next turn of the assistant. Raises `EngineError` or `InvalidResponse`."""

@@ -1,6 +1,5 @@
-"""`Replica`: one engine of a pool: in service or not (`Circuit`), how busy, and the weights it was seen to serve."""
+"""`Replica`: one engine of a pool: its state, how busy it is, and the weights that it was seen to serve."""
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Protocol
 
 from orchestrator.engines.http_client import EngineHealth
 from orchestrator.engines.protocol import EngineError
+from transport.backoff import Backoff
 from transport.wire.generation import (
     AppliedWeights,
     ApplyWeights,
@@ -18,54 +18,47 @@ from transport.wire.generation import (
 )
 
 MAX_FAILURES = 3
-FIRST_REST_S = 0.5
+"""Requests without an answer, in a row, that take an engine out of service."""
+REST = Backoff(0.5, 4.0)
+"""How long an engine rests after each failure before that."""
 
 
-class Circuit:
-    """After a failure that does not open the circuit the engine rests, so that a retry goes elsewhere if it can."""
+@dataclass(frozen=True, slots=True)
+class InService:
+    """It gets requests, but few while it rests."""
 
-    def __init__(self) -> None:
-        self._opened = asyncio.Event()
-        self.num_failures = 0
-        """Failures since the last success."""
-        self.rests_until = 0.0
-        self.reason = ""
-        """Why it is open, and later why it still is; empty while it is closed."""
+    num_failures: int = 0
+    """Requests that got no answer since the last one that did; fewer than `MAX_FAILURES`."""
+    rests_until: float = 0.0
+    """Monotonic time until which it rests: requests, retries above all, go to engines that do not, if there are any."""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the engine is out of service."""
-        return self._opened.is_set()
+    def __post_init__(self) -> None:
+        assert self.num_failures < MAX_FAILURES, "one failure more, and it is out of service"
 
-    def succeeded(self) -> None:
-        """A request was answered. A late answer to a request of before does not close an open circuit."""
-        self.num_failures = 0
-        self.rests_until = 0.0
 
-    def failed(self, reason: str, now: float) -> bool:
-        """A request was not answered. Whether this is the failure that opened the circuit."""
-        # Thousands of requests may fail with their engine: the power must not grow with them.
-        self.rests_until = now + FIRST_REST_S * 2 ** min(self.num_failures, MAX_FAILURES)
-        self.num_failures += 1
-        return self.num_failures >= MAX_FAILURES and self.open(reason)
+@dataclass(frozen=True, slots=True)
+class OutOfService:
+    """It gets no request before it has been made ready: health, vocabulary and weights are as they should be."""
 
-    def open(self, reason: str) -> bool:
-        """Out of service from now on. Whether it was in service."""
-        was_closed = not self.is_open
-        if was_closed:
-            self.reason = reason
-        self._opened.set()
-        return was_closed
+    reason: str
+    """Why it is out of service, and later why it still is."""
 
-    def close(self) -> None:
-        """Back in service."""
-        self._opened.clear()
-        self.reason = ""
-        self.succeeded()
 
-    async def wait_open(self) -> None:
-        """Return once it is out of service; it may work for ever."""
-        await self._opened.wait()
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """It has left the run for good. Requests in flight may end."""
+
+
+EngineState = InService | OutOfService | Gone
+"""`EnginePool` draws which follows which."""
+
+
+def after_failure(state: InService, reason: str, now: float) -> InService | OutOfService:
+    """What a request without an answer makes of an engine in service."""
+    num_failures = state.num_failures + 1
+    if num_failures >= MAX_FAILURES:
+        return OutOfService(reason)
+    return InService(num_failures, rests_until=now + REST.pause_s(num_failures))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +94,11 @@ class ReplicaClient(Protocol):
 
 
 class Replica:
-    """In service while its circuit is closed. `seen` is the proof of what it serves: read back from the engine."""
+    """An engine. Only `EnginePool` sets its `state`; `seen` is the proof of what it serves, read back from it."""
 
     def __init__(self, client: ReplicaClient) -> None:
         self.client = client
-        self.circuit = Circuit()
+        self.state: EngineState = InService()
         self.num_in_flight = 0
         self.num_failed_updates = 0
         """Weight updates that failed, since the last one that did not."""
@@ -116,8 +109,16 @@ class Replica:
 
     @property
     def url(self) -> str:
-        """Its name."""
         return self.client.url
+
+    @property
+    def is_in_service(self) -> bool:
+        """Whether it may get requests."""
+        return isinstance(self.state, InService)
+
+    def rests(self, now: float) -> bool:
+        """Whether it failed so short a time ago that another engine is the better choice."""
+        return isinstance(self.state, InService) and self.state.rests_until > now
 
     @property
     def seen_version(self) -> int:
@@ -158,12 +159,12 @@ class Replica:
 
 def least_loaded(replicas: Sequence[Replica], now: float) -> Replica:
     """The replica with the least in flight among those that do not rest; among all, if all rest."""
-    ready = [replica for replica in replicas if replica.circuit.rests_until <= now]
+    ready = [replica for replica in replicas if not replica.rests(now)]
     return min(ready or replicas, key=lambda replica: replica.num_in_flight)
 
 
 def slowest(updates: Iterable[UpdateTimes | None]) -> UpdateTimes | None:
-    """The longest of each phase; None if nobody was updated."""
+    """The longest time of each phase; None if no engine was updated."""
     known = [times for times in updates if times is not None]
     if not known:
         return None

@@ -53,7 +53,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Always healthy."""
 
-    async def tend(self) -> None:
+    async def keep_in_service(self) -> None:
         """Nothing leaves by itself."""
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
@@ -84,8 +84,8 @@ class ScriptedEngine:
             raise EngineError(f"scripted engine serves version {self.weights.version}, refused {version}")
         self.weights = ServedWeights(version=version, digest=digest)
 
-    async def witness(self, request: GenerateRequest) -> dict[str, GenerateReply]:
-        """There is no model whose answers would mean anything."""
+    async def generate_on_each(self, request: GenerateRequest) -> dict[str, GenerateReply]:
+        """Nothing: without a model, answers say nothing about weights."""
         return {}
 
     async def load(self) -> EngineLoad:
@@ -93,7 +93,6 @@ class ScriptedEngine:
         return EngineLoad(num_running=self.num_running)
 
     async def served(self) -> ServedWeights:
-        """The scripted version."""
         return self.weights
 
     async def close(self) -> None:

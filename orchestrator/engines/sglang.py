@@ -67,7 +67,6 @@ class SglangClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def sample(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
-        """See `ReplicaClient`."""
         if request.adapter is not None:
             raise EngineError(f"{self.url}: adapters are not supported with engines.backend = 'sglang'")
         if request.mm_kwargs:
@@ -95,7 +94,6 @@ class SglangClient:
         return _parse_label((await self._info(min(timeout_s, HEALTH_TIMEOUT_S))).weight_version)
 
     async def health(self) -> EngineHealth:
-        """See `ReplicaClient`."""
         await self._exchange("GET", "/health", HEALTH_TIMEOUT_S)
         info = await self._info(HEALTH_TIMEOUT_S)
         return EngineHealth(status="ok", vocab_size=self._vocab_size, model=info.model_path)

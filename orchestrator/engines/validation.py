@@ -1,4 +1,4 @@
-"""What a reply must be before anything is trained on it."""
+"""`check_reply`: refuses replies of engines that must not be trained on."""
 
 import numpy as np
 

@@ -119,7 +119,6 @@ class TextSession:
         self._num_started = 0
 
     async def complete(self, messages: Sequence[Message], max_tokens: int | None = None) -> ChatTurn:
-        """See `Session`."""
         turn = self._num_started
         self._num_started += 1
         limit = min(self.plan.max_tokens, max_tokens or self.plan.max_tokens)
@@ -143,7 +142,6 @@ class TextTrajectory:
         self._branches: list[Branch] = []
 
     def record(self, messages: Sequence[Message], reply: ChatReply) -> None:
-        """Keep a turn."""
         self.messages = (*messages, {"role": "assistant", "content": reply.text})
         num_tokens = reply.num_prompt_tokens + reply.num_sampled_tokens
         self._branches.append(
@@ -156,7 +154,6 @@ class TextTrajectory:
         )
 
     def branches(self) -> tuple[Branch, ...]:
-        """One per turn."""
         return tuple(self._branches)
 
 
@@ -167,7 +164,7 @@ def open_session(model: Model, tokenizer: Tokenizer | None, plan: SamplingPlan) 
     """A session of tokens where there is a tokenizer, else one of text."""
     if tokenizer is not None:
         return Session(model, tokenizer, plan)
-    assert isinstance(model, ChatModel), "whoever samples tokens comes with a tokenizer"
+    assert isinstance(model, ChatModel), "only a `ChatModel` can be used without a tokenizer"
     return TextSession(model, plan)
 
 

@@ -25,7 +25,7 @@ from runtime.errors import ExitCode, PeerLostError, StorageError
 from runtime.process.logging import setup_logging
 
 TABLE_WIDTH = 160
-"""Columns of the table where the output is no terminal."""
+"""Columns of the table where the output is not a terminal."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,20 +79,20 @@ async def _play(config: EvalCommandConfig, model: Engine | OpenAIModel, adapters
         for adapter in adapters:
             await adapter.start()
         async with asyncio.TaskGroup() as tasks:
-            tending = tasks.create_task(_tend(model))
+            keeping = tasks.create_task(_keep_in_service(model))
             try:
                 async with asyncio.timeout(config.timeout_s):
                     await play(envs, outcomes, 0, seed=config.seed, max_in_flight=config.max_in_flight)
             except TimeoutError:
                 logger.warning("the evaluation took over {:g} s: what is not finished failed", config.timeout_s)
-            tending.cancel()
+            keeping.cancel()
     return outcomes
 
 
-async def _tend(model: Engine | OpenAIModel) -> None:
-    """An engine that did not answer for a while gets requests again when it does."""
+async def _keep_in_service(model: Engine | OpenAIModel) -> None:
+    """Bring engines back that did not answer for a while."""
     if not isinstance(model, OpenAIModel):
-        await model.tend()
+        await model.keep_in_service()
 
 
 def _exit_code(config: EvalCommandConfig, report: EvalReport) -> int:

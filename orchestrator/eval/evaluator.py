@@ -26,6 +26,7 @@ from orchestrator.eval.playing import Outcomes, play, unplayed
 from orchestrator.eval.stats import eval_metrics
 from runtime.base.files import atomic_write
 from runtime.health.health import Health
+from transport.changes import Changes
 
 Log = Callable[[int, Mapping[str, float]], None]
 LOOP = "evaluator"
@@ -65,11 +66,11 @@ class Evaluator:
         self._last_version = max_steps
         self._log = log
         self._last_done = last_evaluated(folder)
-        self._changed = asyncio.Event()
+        self._changes = Changes()
 
     def notify(self) -> None:
         """Look again whether a version is due."""
-        self._changed.set()
+        self._changes.notify()
 
     async def run(self) -> None:
         """Evaluate what is due until the last version is done."""
@@ -77,8 +78,7 @@ class Evaluator:
             if self._policy.live >= due:
                 await self._evaluate()
             else:
-                self._changed.clear()
-                await self._changed.wait()
+                await self._changes.wait()
 
     async def finish(self, running: "asyncio.Task[None]", last_version: int) -> None:
         """Nothing comes after `last_version`: give its evaluation time, then end `running`, the task of `run`."""

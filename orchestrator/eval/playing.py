@@ -8,6 +8,7 @@ from orchestrator.data.seeds import rollout_seed
 from orchestrator.envs.outcome import accept
 from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, call_adapter
 from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
+from transport.changes import Changes
 
 Envs = Sequence[tuple[EvalEnvConfig, EnvAdapter]]
 Outcomes = dict[str, dict[str, list[Rollout | RolloutFailure]]]
@@ -38,7 +39,7 @@ async def play(
     """Fill the slots of `outcomes`. What an older version than `version` sampled is a failure. A group that is scored
     jointly runs as a whole, alone if it is larger than `max_in_flight`."""
     num_running = 0
-    one_ended = asyncio.Event()
+    ended = Changes()
 
     async def run(
         adapter: EnvAdapter, request: RolloutRequest, slots: list[Rollout | RolloutFailure], size: int
@@ -47,15 +48,14 @@ async def play(
         results = accept(await call_adapter(adapter, request), size, version)
         slots[request.index : request.index + size] = results
         num_running -= size
-        one_ended.set()
+        ended.notify()
         on_result()
 
     async with asyncio.TaskGroup() as tasks:
         for adapter, request, slots in _todo(envs, outcomes, version, seed):
             size = request.group_size if adapter.scores_jointly else 1
             while num_running and num_running + size > max_in_flight:
-                one_ended.clear()
-                await one_ended.wait()
+                await ended.wait()
             num_running += size
             tasks.create_task(run(adapter, request, slots, size))
 

@@ -102,13 +102,13 @@ class _OpenGroup:
 
 
 class GroupBuffer:
-    """Open groups by key."""
+    """Groups that still wait for members, by key."""
 
     def __init__(self) -> None:
         self._open: dict[GroupKey, _OpenGroup] = {}
 
     def open(self, ticket: Ticket) -> None:
-        """A group was dispatched."""
+        """Begin to collect a group that was dispatched."""
         if ticket.key in self._open:
             raise InvariantError(f"group {ticket.key.id} was dispatched while it is still open")
         self._open[ticket.key] = _OpenGroup(ticket)

@@ -39,7 +39,7 @@ class FailureGuard:
             self._add_rollouts(env_name, [failure])
 
     def saw(self, scored: ScoredGroup) -> None:
-        """A group is final."""
+        """Count a final group."""
         env_name, size = scored.env_name, scored.group.ticket.size
         failures = tuple((index, failure) for index, failure in scored.group.failures if not _was_cancelled(failure))
         outcomes = [None if isinstance(result, Rollout) else result for result in scored.group.results]
@@ -83,8 +83,8 @@ def _culprit(lost: Sequence[_Failures]) -> str:
 
 
 class SignalGuard:
-    """Stops a run whose groups never differ. Sees groups as the line passes them: under `wait` it trips at the same one
-    every time."""
+    """Stops a run whose groups never differ. Sees groups in the order in which they are put into batches: under `wait`
+    it trips at the same one every time."""
 
     def __init__(self, max_zero_signal_groups: int) -> None:
         self._limit = max_zero_signal_groups

@@ -2,8 +2,8 @@
 
 Invariant: at most `max_in_flight` rollouts run, each in a task of the scheduler's own task group; cancelling `run`
 cancels them all and leaves no orphan. While no engine is in service nothing is dispatched, and a rollout that an outage
-has spoilt is run again: it is nobody's failure. Under `failure_policy = "drop_group"` the first failure of a group
-cancels its other rollouts: they are accounted for at once, and their slots are free when they have ended.
+has spoilt is run again: it is not counted as a failure. Under `failure_policy = "drop_group"` the first failure of a
+group cancels its other rollouts: they are accounted for at once, and their slots are free when they have ended.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from orchestrator.groups.collector import Collector
 from orchestrator.values.group import GroupKey, Ticket
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.health.health import Health
+from transport.changes import Changes
 
 LOOP = "scheduler"
 SPOILT = frozenset({FailureReason.ENGINE_ERROR, FailureReason.ENV_TIMEOUT})
@@ -62,17 +63,16 @@ class Scheduler:
         self._health = health
         self._availability = availability
         self._max_in_flight = max_in_flight
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._members: dict[GroupKey, dict[int, asyncio.Task[None]]] = {}
         """Running rollouts by index, of groups that a failure drops."""
         self.in_flight = 0
-        """Rollouts that run."""
         self.waited_for_policy_s = 0.0
         """Time spent waiting for a newer policy version, in all."""
 
     def notify(self) -> None:
         """Something changed: look again whether a group can be admitted."""
-        self._changed.set()
+        self._changes.notify()
 
     def set_max_in_flight(self, limit: int) -> None:
         """Rollouts that may run from now on; those that run already are not disturbed."""
@@ -93,19 +93,17 @@ class Scheduler:
 
     async def _choosable(self, seq: int) -> None:
         """Only for running groups, which have deadlines: it ends."""
-        while not self._order.is_ready(seq):
-            self._changed.clear()
+        if not self._order.is_ready(seq):
             what = f"groups of {self._order.env_name(seq)} whose outcomes its curriculum needs"
             with self._health.waiting(what, loop=LOOP):
-                await self._changed.wait()
+                await self._changes.wait_for(lambda: self._order.is_ready(seq))
 
     async def _admitted(self, group_size: int) -> None:
         policy = self._collector.assembler.policy
         while (verdict := policy.verdict(self._outlook(), group_size)) is not Verdict.ADMIT:
-            self._changed.clear()
             started = time.monotonic()
             with self._waiting(verdict):
-                await self._changed.wait()
+                await self._changes.wait()
             if verdict is Verdict.TOO_STALE:
                 self.waited_for_policy_s += time.monotonic() - started
 

@@ -49,7 +49,7 @@ class CanaryCheck:
         prompt = canary.token_ids.numpy()
         lengths = canary.lengths.numpy().tolist()
         replies = await asyncio.gather(
-            *(self._engine.witness(_request(version, prompt[:length])) for length in lengths)
+            *(self._engine.generate_on_each(_request(version, prompt[:length])) for length in lengths)
         )
         urls = {url for answers in replies for url in answers}
         silent = {url for answers in replies for url in urls if not _is_of(answers.get(url), version)}
@@ -73,7 +73,6 @@ class CanaryCheck:
 
 
 def canary_check(engine: Engine, config: PolicyEnginesConfig) -> CanaryCheck:
-    """As `engines.canary_*` say."""
     return CanaryCheck(engine, interval_steps=config.canary_interval_steps, tolerance=config.canary_tolerance)
 
 

@@ -68,7 +68,7 @@ class ConcurrencyController:
         self._period_s = period_s
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Adapt the limit to the load of the engines, until cancelled."""
         while True:
             await self.adjust()
             await asyncio.sleep(self._period_s)

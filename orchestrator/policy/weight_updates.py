@@ -3,11 +3,11 @@
 A version is live when every engine in service serves it, read back with its digest (`Engine.apply_weights` does both).
 Any failure leaves the old version live and is retried with back-off, always with the newest announcement: versions in
 between are skipped. What was announced is kept by the outbox, so a restart starts with it. An engine that comes back
-gets the weights before it gets requests (`Engine.tend`).
+gets the weights before it gets requests (`Engine.keep_in_service`).
 """
 
 import asyncio
-import random
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,11 +18,12 @@ from loguru import logger
 from orchestrator.engines.protocol import Engine, EngineError
 from runtime.errors import PeerLostError, UserError
 from runtime.health.health import Health
+from transport.backoff import Backoff
+from transport.changes import Changes
 from transport.outbox.progress import PublishedWeights
 from transport.server.server import BatchServer
 
-FIRST_BACKOFF_S = 0.2
-MAX_BACKOFF_S = 10.0
+BACKOFF = Backoff(0.2, 10.0, jitter=(0.5, 1.0))
 LOOP = "policy"
 
 Verify = Callable[[PublishedWeights], Awaitable[None]]
@@ -39,18 +40,18 @@ class WeightUpdates:
         *,
         update_timeout_s: float,
         on_live: Callable[[], None],
-        attest: Verify | None = None,
+        verify: Verify | None = None,
     ) -> None:
-        """`attest` is called with what all engines say they serve, before it is live; what it raises ends the run."""
+        """`verify` is called with what all engines say they serve, before it is live; what it raises ends the run."""
         self._engine = engine
         self._source = source
         self._health = health
         self._update_timeout_s = update_timeout_s
         self._on_live = on_live
-        self._attest = attest
+        self._verify = verify
         self._applied: PublishedWeights | None = None
         self._applying = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self.live = 0
         """The version that every engine in service serves, or a later one."""
         self.update_times: dict[str, float] = {}
@@ -64,20 +65,20 @@ class WeightUpdates:
         `newest_batch` cannot have made: the weights of another run.
         """
         try:
-            async with asyncio.timeout(timeout_s), self._tended():
+            async with asyncio.timeout(timeout_s), self._kept_in_service():
                 await self._start(newest_batch)
         except TimeoutError:
             raise PeerLostError(f"the engines did not take the current weights within {timeout_s:g} s") from None
         logger.info("policy version {} is live", self.live)
 
     @asynccontextmanager
-    async def _tended(self) -> AsyncIterator[None]:
-        tending = asyncio.create_task(self._engine.tend())
+    async def _kept_in_service(self) -> AsyncIterator[None]:
+        keeping = asyncio.create_task(self._engine.keep_in_service())
         try:
             yield
         finally:
-            tending.cancel()
-            await asyncio.wait([tending])
+            keeping.cancel()
+            await asyncio.wait([keeping])
 
     async def _start(self, newest_batch: int) -> None:
         weights = self._source.weights
@@ -104,9 +105,9 @@ class WeightUpdates:
             return -1  # they disagree: all get the announced version
 
     async def run(self) -> None:
-        """Follow the announcements, and tend the engines, until cancelled."""
+        """Follow the announcements, and keep the engines in service, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._engine.tend())
+            tasks.create_task(self._engine.keep_in_service())
             while True:
                 await self._source.wait_weights(self._applied)
                 async with self._applying:
@@ -115,8 +116,7 @@ class WeightUpdates:
     async def wait_live(self, version: int, timeout_s: float) -> None:
         """Return once `version`, or a later one, is live; `TimeoutError` after `timeout_s`."""
         async with asyncio.timeout(timeout_s):
-            while self.live < version:
-                await self._changed.wait()
+            await self._changes.wait_for(lambda: self.live >= version)
 
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[int]:
@@ -126,16 +126,14 @@ class WeightUpdates:
 
     async def _apply_newest(self) -> None:
         """Retry until a version is live that is the newest announced at that time."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
+        for num_tries in itertools.count(1):
             weights = self._source.weights
             assert weights is not None, "only called after an announcement"
             what, engines = f"the engines to serve version {weights.version}", self._engine.availability.peers
             with self._health.waiting(what, peer=engines, detail=self._problem, loop=LOOP):
                 if await self._apply(weights):
                     return
-                await self._pause(backoff_s * random.uniform(0.5, 1.0))  # jitter: several runs may share an engine
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                await self._pause(BACKOFF.pause_s(num_tries))  # with jitter: several runs may share an engine
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next try; not longer than an outage lasts."""
@@ -156,15 +154,14 @@ class WeightUpdates:
             logger.warning("version {} is not live, {} stays: {}", weights.version, self.live, reason)
             return False
         self._problem = ""
-        if self._attest is not None:
-            await self._attest(weights)
+        if self._verify is not None:
+            await self._verify(weights)
         self._applied, self.live = weights, weights.version
         self.update_times = {"total_s": time.monotonic() - started}
         if times is not None:
             self.update_times |= msgspec.structs.asdict(times)
         logger.debug("policy version {} is live: {}", weights.version, self.update_times)
         self._health.progress(version=weights.version)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.notify()
         self._on_live()
         return True

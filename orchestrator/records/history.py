@@ -17,7 +17,7 @@ HISTORY_NAME = "history.jsonl"
 
 
 class HistoryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is remembered of batch `step`. Lines of earlier versions have sums beside it, which nobody reads."""
+    """What is remembered of batch `step`. Lines of earlier versions have sums beside it, which are not read."""
 
     step: int
     lessons: dict[str, Lesson] = {}

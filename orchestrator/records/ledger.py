@@ -1,7 +1,7 @@
 """`Ledger`: what became of every rollout that was ever dispatched, append-only, in `ledger/rollouts.jsonl`.
 
 A dispatch is written at once, so that after a kill -9 the ledger knows what was in flight; `flush` makes it durable.
-At a cut the ledger is made durable *before* the batch (`state.py` says why): a durable batch always has its lines here.
+It is made durable *before* each batch (`state.py` says why): a durable batch always has its lines here.
 """
 
 import os
@@ -87,7 +87,7 @@ class Ledger:
 
 
 def terminal_states(scored: ScoredGroup, step: int) -> tuple[str, ...]:
-    """One state per rollout of a group that the line passed on its way to batch `step`."""
+    """One state per rollout of a group of batch `step`, trained or not."""
     return tuple(_state(result, scored.filtered, step) for result in scored.group.results)
 
 

@@ -1,4 +1,4 @@
-"""Saved rollouts: every group that the line passed, one JSON line per rollout, in `rollouts/step-*.jsonl`.
+"""Saved rollouts: every group of a batch, trained or not, one JSON line per rollout, in `rollouts/step-*.jsonl`.
 
 Written off the loop, just before its batch becomes durable, by rename: a batch that is cut again after a crash
 replaces its file. A disk that refuses costs the file and one warning, not the run.

@@ -1,6 +1,6 @@
 """The orchestrator's own state: what of the example order is in batches. One small file, replaced by rename.
 
-The outbox knows which batches are durable; this file says where the next one begins. A cut writes, in this order:
+The outbox knows which batches are durable; this file says where the next one begins. A batch is written in this order:
 
     1. ledger   the fates of the batch's groups, fsynced; with a curriculum, a line of the history
     2. state    {step N, done before it: c, done with it: c'}
@@ -8,10 +8,10 @@ The outbox knows which batches are durable; this file says where the next one be
     4. announce
 
 Kill -9 before 3: the outbox still expects N. The state (older, or the one of 2) says where N begins: `c`. Batch N is
-made again; nobody has seen the first one. The lines of it in ledger and history are taken back at the restart.
+made again; the first one was never announced. The lines of it in ledger and history are taken back at the restart.
 Kill -9 after 3: the outbox expects N + 1, and the state says that N + 1 begins at `c'`. N is never cut again.
 `c` is a cursor, and where batches are not in dispatch order also the positions beyond it that are done: all others, of
-groups that ran when the process died, are dispatched again (`positions.py`).
+groups that ran when the process died, are dispatched again (`CompletedPositions`).
 The state must be written before the batch, and hold both positions: written after, a kill between the two would leave a
 durable batch and no knowledge of where it ended, and its examples would be trained twice.
 
@@ -46,7 +46,6 @@ class BatchState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @classmethod
     def of(cls, run_id: str, order: str, step: int, before: CompletedPositions, after: CompletedPositions) -> Self:
-        """The state of a cut."""
         return cls(
             run_id=run_id,
             order=order,
@@ -69,7 +68,7 @@ def _describe(share: EnvShare) -> str:
 
 
 def load_state(path: Path) -> BatchState | None:
-    """The state of the last cut; `None` before the first."""
+    """What was saved last; `None` before the first."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=BatchState)
     except FileNotFoundError:

@@ -3,7 +3,7 @@
 `reward`, `length` (all tokens), `sampled_length`, `truncated` and `duration_s` speak of everything that was generated,
 filtered groups included, so that they do not move when the filter bites; `advantage` and `staleness` speak of what is
 trained. Failures count by reason, tries that were made again included; rollouts that were cancelled because their group
-was lost count under `cancelled`, but not in the share of failures. `waste` and `length_bias`: `selection.py`.
+was lost count under `cancelled`, but not in the share of failures. `waste` and `length_bias`: `selection_bias.py`.
 """
 
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How the time since the cut before was spent, in seconds; and how full the pipeline is."""
+    """How the time since the batch before was spent, in seconds; and how full the pipeline is."""
 
     duration_s: float
     waited_for_policy_s: float

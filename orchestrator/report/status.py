@@ -1,4 +1,4 @@
-"""News for people, in `/health` and to waiting ranks: `StatusReporter` (the pipeline), `EngineWatch` (the engines)."""
+"""What `/health` and waiting ranks are told about a run: `StatusReporter` (pipeline), `EngineWatch` (engines)."""
 
 import asyncio
 import time
@@ -13,11 +13,11 @@ from transport.server.peers import Peer
 from transport.server.server import BatchServer
 
 REPORT_S = 0.5
-"""Seconds between two beats: what is seen of a silent trainer is at most this much older than what is known."""
+"""Seconds between two reports: what is seen of a silent trainer is at most this much older than what is known."""
 
 
 class StatusReporter:
-    """Publishes `pipeline_facts` every `REPORT_S`."""
+    """Shows the state of the pipeline in `/health`, and tells waiting ranks what the orchestrator waits for."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class StatusReporter:
         self._more_facts = more_facts
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Report every `REPORT_S` until cancelled."""
         while True:
-            self.beat()
+            self.report()
             await asyncio.sleep(REPORT_S)
 
-    def beat(self) -> None:
-        """Tell once."""
+    def report(self) -> None:
+        """Update `/health` and what waiting ranks are told, once."""
         self._server.waiting_for = self._health.waits
         weights = self._server.weights
         trained = max(self._server.last_trained, 0 if weights is None else weights.version)
@@ -96,7 +96,7 @@ class EngineWatch:
         self._problem: str | None = None
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask every `WATCH_S` until cancelled."""
         while True:
             self._show(await self._ask())
             await asyncio.sleep(WATCH_S)

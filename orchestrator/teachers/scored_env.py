@@ -28,7 +28,6 @@ class ScoredEnv:
 
     @property
     def examples(self) -> Sequence[Example]:
-        """Those of the environment."""
         return self._env.examples
 
     async def start(self) -> None:
@@ -37,7 +36,6 @@ class ScoredEnv:
         await self._env.start()
 
     async def close(self) -> None:
-        """Idempotent."""
         await self._env.close()
 
     async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:

@@ -19,7 +19,7 @@ class AssembledBatch:
 
     @property
     def trained(self) -> tuple[ScoredGroup, ...]:
-        """The groups that ship."""
+        """The groups whose samples are in the batch."""
         return tuple(group for group in self.groups if group.num_trainable)
 
     @property

@@ -1,7 +1,7 @@
 """`Rollout`: what an environment gives back for one example, and `RolloutFailure`: why it did not.
 
 Tokens live in numpy arrays from the engine's reply to the wire; no list ever holds one number per token. Environment
-workers send these types as they are (`envs/workers/messages.py`).
+workers send these types as they are (`envs/workers/link.py`).
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rollout"):
-    """A finished, scored trajectory."""
+    """What an environment made of one example: a trajectory with a reward."""
 
     env_name: str
     example_id: str

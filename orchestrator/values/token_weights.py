@@ -33,7 +33,7 @@ class TokenWeights:
 
     @property
     def imitates(self) -> bool:
-        """Whether sampled tokens are somebody else's, so that who sampled them, and how likely, does not matter."""
+        """Whether a teacher sampled the tokens: then it does not matter which version did, and how likely they were."""
         return self.ce > 0 and not self.rl and not self.ref_kl
 
     @property

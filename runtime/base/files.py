@@ -48,6 +48,6 @@ def sees_images(folder: Path) -> bool:
     """Whether the model in `folder` has a vision tower."""
     try:
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):  # whoever loads the model says what is wrong with it
+    except (OSError, ValueError):  # loading the model reports what is wrong with it
         return False
     return isinstance(config, dict) and "vision_config" in config

@@ -17,7 +17,7 @@ MOVING_S = 30.0
 MAX_DETAIL_CHARS = 80
 """Longer details are left out of the conclusion; the waits have them in full."""
 LAUNCHER = "rl"
-"""Has a lock, but serves nobody and waits for nobody."""
+"""It has a lock, but serves no peer and waits for none."""
 _ERROR_LEVELS = ("ERROR", "CRITICAL")
 
 
@@ -54,7 +54,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What `rl doctor` says."""
+    """Who waits for whom in a run, and which service to look at: the answer of `rl doctor`."""
 
     conditions: Mapping[str, Condition]
     waits: tuple[Wait, ...]

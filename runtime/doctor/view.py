@@ -1,4 +1,4 @@
-"""`rl doctor RUN`: who waits for whom and who is to blame, as an image or as JSON."""
+"""`rl doctor RUN`: who waits for whom and which service is to blame, as a tree in the terminal or as JSON."""
 
 import json
 import sys
@@ -95,7 +95,7 @@ def _waits_tree(diagnosis: Diagnosis) -> list[Text]:
         branch = "└──" if number == len(diagnosis.waits) else "├──"
         lines.append(_plain(f"{branch} {wait.waiter} ── {wait.what}{peers}"))
     if not diagnosis.waits:
-        lines.append(Text("└── nobody says that it waits", style="dim"))
+        lines.append(Text("└── no service says that it waits", style="dim"))
     return lines
 
 

@@ -1,1 +1,1 @@
-"""What a service says about itself: `/health`, `/metrics`."""
+"""What a service reports about itself over HTTP: `/health`, `/metrics`."""

@@ -89,13 +89,13 @@ class Health:
         self._facts: dict[str, Fact] = {}
 
     def ready(self) -> None:
-        """Start-up is over."""
+        """From now on the service is `ok`: its start-up is over."""
         with self._lock:
             self._status = Status.OK
             self._last_progress = self._clock()
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """From now on the service is `stopping`: its end has begun."""
         with self._lock:
             self._status = Status.STOPPING
             self._last_progress = self._clock()

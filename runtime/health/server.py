@@ -29,7 +29,7 @@ _PROBES: Mapping[str, Callable[[Health], bool]] = {
     "/ready": lambda health: health.is_ready,
 }
 _MAX_OPEN = 64
-"""Connections at a time."""
+"""Connections that may be open at the same time."""
 
 
 class HealthServer:

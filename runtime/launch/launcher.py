@@ -36,12 +36,12 @@ class LaunchOutcome(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """Somebody asked for it."""
+    """A signal or the user asked for the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process to start."""
+    """One service: the process to start."""
 
     name: str
     command: tuple[str, ...]
@@ -196,7 +196,7 @@ def signal_name(code: int) -> str:
     """The signal that ended a process of this exit code; empty if none did."""
     try:
         return signal.Signals(code - 128).name if code > 128 else ""
-    except ValueError:  # an exit code above 128 that is no signal
+    except ValueError:  # an exit code above 128 that does not stand for a signal
         return ""
 
 

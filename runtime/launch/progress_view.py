@@ -80,7 +80,6 @@ class LiveView:
         self._console.print(name + Text(printable(line)), soft_wrap=True)
 
     def update(self, progress: RunProgress) -> None:
-        """Draw the panel anew."""
         self._live.update(render_progress(progress))
 
     def __enter__(self) -> "LiveView":
@@ -113,7 +112,7 @@ def make_view(console: Console) -> ProgressView:
 
 
 def summarize(run_dir: RunDir, progress: RunProgress, *, seconds: float, finished: bool) -> str:
-    """Several lines for people."""
+    """The summary at the end of a run, in several lines."""
     verb = "finished" if finished else "stopped (the same command continues it)"
     lines = [f"\nRun {run_dir.path.name} {verb} after {_duration(seconds)}, step {progress.step}", *_reward(progress)]
     lines.append(f"  look inside    {command('rl')} view {run_dir.path}")

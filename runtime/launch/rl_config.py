@@ -211,7 +211,7 @@ def _apply(link: KeyLink, data: Tree, config_class: type[Config]) -> Tree:
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody has bound now."""
+    """A TCP port of loopback that is not bound now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

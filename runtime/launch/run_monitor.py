@@ -31,7 +31,7 @@ class HealthPoll:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more. Idempotent."""
+        """End the polling; may be called again."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=HEALTH_TIMEOUT_S * len(self._services))

@@ -6,13 +6,11 @@ Metrics never stop a run: a sink that refuses costs one warning, and is tried ag
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from loguru import logger
 from prometheus_client import CollectorRegistry
 
 from runtime.config.config import MetricsConfig
-from runtime.metrics.progress import MetricRow, MetricTail
 from runtime.metrics.sinks import JsonlSink, MetricSink, PrometheusSink, TensorBoardSink, trackio_sink, wandb_sink
 from runtime.run_dir.run_dir import RunDir
 
@@ -67,7 +65,9 @@ class MetricLog:
         try:
             self._sinks[name] = make()
         except ImportError:
-            self._warn(name, f"{name} is not installed (extra `{extra}`): no such metrics; unset metrics.{name}")
+            self._warn(
+                name, f"{name} is not installed (extra `{extra}`): its metrics are not written; unset metrics.{name}"
+            )
         except OSError as error:
             self._warn(name, f"no {name} metrics: {error}")
 
@@ -75,8 +75,3 @@ class MetricLog:
         if name not in self._warned:
             self._warned.add(name)
             logger.warning(message)
-
-
-def read_metrics(path: Path) -> list[MetricRow]:
-    """All whole lines of a metrics file, oldest first; a torn line of a killed process is skipped."""
-    return MetricTail(path).read()

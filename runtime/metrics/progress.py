@@ -20,7 +20,7 @@ class MetricTail:
         self._offset = 0
 
     def read(self) -> list[MetricRow]:
-        """New rows, oldest first. A line without its end is left for the next time; one that is no row is skipped."""
+        """New rows, oldest first. A line without its end is left for the next call; what is not a row is skipped."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -46,7 +46,7 @@ ENDS = 5
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """`step` is the newest step that `main_service` reported; everything else is `None` until somebody measured it."""
+    """`step` is the newest step that `main_service` reported; everything else is `None` until it was measured."""
 
     main_service: str
     max_steps: int | None = None
@@ -96,7 +96,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def plain_line(progress: RunProgress) -> str:
-    """`step 12/100  reward 0.431  1234 tokens/s  staleness 1`; what nobody measured is left out."""
+    """`step 12/100  reward 0.431  1234 tokens/s  staleness 1`; what was not measured is left out."""
     total = f"/{progress.max_steps}" if progress.max_steps else ""
     parts = [f"step {progress.step}{total}"]
     if (reward := progress.reward) is not None:

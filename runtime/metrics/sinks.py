@@ -1,4 +1,4 @@
-"""Places that metrics go to. Each may fail on its own; `MetricLog` decides what then."""
+"""Sinks of metrics: files, TensorBoard, Prometheus, trackers. Each may fail on its own; `MetricLog` handles that."""
 
 import json
 import math
@@ -40,7 +40,6 @@ class JsonlSink:
         self._needs_newline = _is_torn(path)
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Append one line."""
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = json.dumps({"step": step, "time": at, **finite})
         text = "\n" + line + "\n" if self._needs_newline else line + "\n"
@@ -89,7 +88,6 @@ class TensorBoardSink:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._file.close()
 
 
@@ -102,7 +100,6 @@ class PrometheusSink:
         self._gauges: dict[str, Gauge] = {}
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Set the gauges."""
         self._gauge("step").set(step)
         for key, value in values.items():
             self._gauge(key).set(value)
@@ -118,7 +115,7 @@ class PrometheusSink:
 
 
 class TrackedRun(Protocol):
-    """What both trackers give back from `init`."""
+    """A run of wandb or trackio, as `init` returns it."""
 
     def log(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Take the values of one step."""

@@ -41,7 +41,7 @@ class LoopBlame:
         self._thread.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """End the watching thread; may be called again."""
         thread, self._thread = self._thread, None
         self._stop.set()
         if thread is not None:
@@ -59,7 +59,7 @@ class LoopBlame:
 
 
 def blamed(frame: FrameType | None) -> str:
-    """The innermost function from `frame` outwards that is no library's; empty if there is none."""
+    """The innermost function from `frame` outwards that is not of a library; empty if there is none."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(("<", *_FOREIGN)):
@@ -73,7 +73,7 @@ TICK_S = 0.05
 WINDOW = 200
 """Probes that the percentile looks at: about ten seconds."""
 MIN_PROBES = 100
-"""Probes before the first warning: imports and start-up block for a moment, and that is no news."""
+"""Probes before the first warning: imports and start-up block for a moment, and that needs no warning."""
 WARN_LAG_S = 0.1
 """99th percentile of lag above which a warning is due."""
 WARN_EVERY_S = 60.0

@@ -56,7 +56,7 @@ async def listening(
     """Serve inside the block; yields the base URL. Port 0 takes a free port, a wildcard address is reached through
     loopback. Raises `UserError` when the port is taken.
 
-    A client that goes away cancels its handler: that is what frees the slot of a request nobody waits for.
+    A client that goes away cancels its handler: that frees the slot of its request.
     """
     runner = web.AppRunner(
         app,

@@ -1,4 +1,4 @@
-"""The one place that turns errors into exit codes."""
+"""`run_main`: runs a service; the one place that turns errors into exit codes."""
 
 import errno
 import sys
@@ -21,7 +21,7 @@ def run_main(prog: str, function: Main, argv: Sequence[str] | None = None) -> No
 
     A `ServiceError`, also inside the group that a `TaskGroup` raises, is one line on stderr and in the log, without
     a traceback; so is a disk that refuses (full, read-only, broken), or a file that this user may not touch, where
-    nobody had a plan for it, at start-up say.
+    nothing handles it, at start-up for example.
     Anything else is a bug: its traceback is logged, exit code 1.
     """
     start_logging()

@@ -1,4 +1,4 @@
-"""No silent hang: a service that makes no progress says where it stands, and ends with exit code 75."""
+"""`Watchdog`: a service that makes no progress dumps its stacks, says what it waits for, and ends with exit code 75."""
 
 import faulthandler
 import os
@@ -22,7 +22,7 @@ BLOCKED_DUMP_S = 30.0
 CHAIN_TIMEOUT_S = 5.0
 """Seconds that asking the other services may take: the disk that the answers come from may be what hangs."""
 TELL_TIMEOUT_S = 15.0
-"""Seconds that telling may take: stderr may be a pipe that nobody reads, and that may be what hangs."""
+"""Seconds that telling may take: stderr may be a pipe that no process reads, and that may be what hangs."""
 
 
 class Watchdog:
@@ -50,7 +50,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> "Watchdog":
-        """Begin to watch."""
         self._thread.start()
         return self
 
@@ -127,7 +126,7 @@ class Watchdog:
 
 def _all_stacks() -> str:
     """The stacks of all threads. By way of memory: faulthandler holds the interpreter's lock while it writes, so a pipe
-    that nobody reads would freeze every thread, the watchdog's included."""
+    that is not read would freeze every thread, the watchdog's included."""
     try:
         with os.fdopen(os.memfd_create("stacks"), "w+") as file:
             faulthandler.dump_traceback(file=file, all_threads=True)

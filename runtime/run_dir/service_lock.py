@@ -88,7 +88,7 @@ def record_end(path: Path, ended: str) -> None:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who took the lock last; `None` if nobody did, or if it has not written its name yet."""
+    """The process that took the lock last; `None` if there was none, or if it has not written its name yet."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Holder)
     except (OSError, msgspec.DecodeError):

@@ -23,9 +23,9 @@ from orchestrator.errors import FailureRateError, StateColumnError
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from orchestrator.values.rollout import FailureReason, RolloutFailure
 from runtime.errors import ExitCode, UserError, find_service_error
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.toys import DEADLINE_S, ToyEnv, make_config, make_engine, run_orchestrator, run_toy
 from tests.support.fakes import FakeTrainer, training
+from tests.support.metrics import read_metrics
 from transport.client.client import BatchClient
 from transport.wire.generation import GenerateRequest, ServedWeights
 from transport.wire.ledger import Tally, tally

@@ -13,9 +13,9 @@ import pytest
 from orchestrator.records.history import HISTORY_NAME
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from runtime.errors import ExitCode
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_toy, write_config
 from tests.support.fakes import FakeTrainer, training
+from tests.support.metrics import read_metrics
 from tests.support.process import process
 from transport.wire.ledger import tally
 

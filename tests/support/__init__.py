@@ -11,6 +11,7 @@ tests/support/
     fakes.py  `FakeTrainer` and `Served` (a batch server): the other side of the wire, in a thread
     ipv6.py  `needs_ipv6`: skips a test on a machine without an IPv6 loopback
     logs.py  fixtures `log_lines` and `warnings_seen`: what our code logs
+    metrics.py  `read_metrics`: the rows of a metrics file
     models.py  tiny random text models, a tokenizer, publishes of their weights
     nursery.py  `Nursery`: warm starts: a process that has imported a service forks it
     nursery_process.py  program: the process that a `Nursery` starts

@@ -30,6 +30,7 @@ from trainer.optimizer import make_optimizer
 from trainer.planning.layout import Layout
 from trainer.step.report import TrainProgress
 from trainer.weights.files import FilePublisher
+from transport.backoff import Backoff
 from transport.outbox.progress import PublishedWeights
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample
@@ -168,7 +169,7 @@ def test_a_failed_checkpoint_is_made_up_for_at_the_next_step(model_path, tmp_pat
 
 
 def test_a_last_checkpoint_that_cannot_be_made_is_not_committed(model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(checkpoints_module, "BACKOFF", Backoff(0.0, 0.0))
     bench = make_bench(model_path, tmp_path, interval_steps=10)
     (tmp_path / "checkpoints" / f"step-{NUM_STEPS:08d}").write_text("in the way")
     with pytest.raises(StorageError, match="3 checkpoints in a row"):

@@ -38,11 +38,11 @@ from trainer.config.trainer import CheckpointConfig
 from trainer.ranks import BackgroundCall, Ranks
 from trainer.step.report import TrainProgress
 from trainer.weights.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
+from transport.backoff import Backoff
 from transport.durable import sync_directory
 
-RETRY_PAUSE_S = 1.0
-"""Pause before a step is saved again that could not be saved, doubled each time: the run is at its end."""
-MAX_RETRY_PAUSE_S = 60.0
+BACKOFF = Backoff(1.0, 60.0)
+"""Before a step is saved again that could not be saved: the run is at its end. No jitter, ranks save together."""
 MAX_FAILURES = 3
 """Failed saves in a row after which the trainer stops with exit code 74."""
 JOIN_TIMEOUT_S = 600.0
@@ -110,7 +110,7 @@ class Checkpoints:
         assert self._running is None, "one save at a time: ask `saved` for the end of the one before"
         step, folder = progress.step, self.folder(progress.step)
         if step == self._failed_step:
-            time.sleep(min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 2 ** (self._num_failures - 1)))
+            time.sleep(BACKOFF.pause_s(self._num_failures))
         try:
             self._ranks.together(lambda: self._prepare(folder, progress))
             written = save_tensors(folder, state, self._apart, background=self._config.background)

@@ -25,13 +25,14 @@ from runtime.errors import StorageError
 from trainer.ranks import Ranks
 from trainer.weights.local_ranges import local_range, named_weights, spec_of
 from trainer.weights.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, make_manifest, plan_shards
+from transport.backoff import Backoff
 from transport.outbox.progress import PublishedWeights
 from transport.wire.weights import MANIFEST_NAME, AdapterInfo, TensorEntry, WeightManifest, hash_bytes, version_dir
 
 MAX_ATTEMPTS = 5
 """Failed publishes of one version after which the trainer stops with exit code 74."""
-RETRY_PAUSE_S = 0.5
-"""Pause after the first failed publish; doubles with each."""
+BACKOFF = Backoff(0.5, 4.0)
+"""Pauses between failed publishes. No jitter: ranks publish together."""
 
 
 class FilePublisher:
@@ -64,7 +65,7 @@ class FilePublisher:
                 if attempt == MAX_ATTEMPTS:
                     raise
                 logger.warning(f"publish of version {version} failed ({attempt} of {MAX_ATTEMPTS}): {error}")
-            time.sleep(RETRY_PAUSE_S * 2 ** (attempt - 1))
+            time.sleep(BACKOFF.pause_s(attempt))
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:

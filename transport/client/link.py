@@ -12,7 +12,6 @@ link more patient with the next try; otherwise the same reply would be cut off f
 
 import contextlib
 import itertools
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import TypeVar
 import zmq
 from loguru import logger
 
+from transport.backoff import Backoff
 from transport.client.connection import Connection, Received
 from transport.errors import FrameTooLarge, LinkDown, PeerTimeout, Refused, SchemaMismatch, TransportError
 from transport.security.keys import CurveKeys
@@ -30,7 +30,7 @@ from transport.wire.messages import Bye, ClientMessage, Hello, Limits, Ping, Ref
 
 _T = TypeVar("_T")
 
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
+_BACKOFF = Backoff(0.05, 2.0, jitter=(0.5, 1.5))
 _FAREWELL_S = 1.0
 _MAX_PATIENCE_S = 60.0
 """Longest silence after which a peer still counts as alive, and the longest that a server which shows signs of life may
@@ -105,8 +105,8 @@ class Link:
     def _persist(self, action: Callable[[float], _T], timeout_s: float) -> _T:
         """Repeat `action(deadline)` over new connections until it works or `timeout_s` have passed."""
         deadline = time.monotonic() + timeout_s
-        backoff_s = _FIRST_BACKOFF_S
         reasons: dict[str, None] = {}
+        num_failures = 0
         while True:
             if self._closing.is_set():
                 raise PeerTimeout(f"the link to {self._endpoint} was closed meanwhile")
@@ -120,7 +120,9 @@ class Link:
                 self._drop()
                 self._note(str(down))
                 reasons[str(down)] = None
-                if time.monotonic() + backoff_s >= deadline:
+                num_failures += 1
+                pause_s = _BACKOFF.pause_s(num_failures)
+                if time.monotonic() + pause_s >= deadline:
                     why = "; ".join(list(reasons)[-_MAX_REASONS:])
                     raise PeerTimeout(f"no answer from {self._endpoint} for {timeout_s:g} s: {why}") from down
                 self._on_wait(str(down))
@@ -128,8 +130,7 @@ class Link:
                 self._drop()
                 self._is_wanted = False  # a server that refuses us is not to be greeted every second
                 raise
-            self._closing.wait(backoff_s * random.uniform(0.5, 1.5))
-            backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+            self._closing.wait(pause_s)
 
     def _answer(self, message: ClientMessage, deadline: float) -> Received:
         connection = self._connected(deadline)

@@ -18,6 +18,7 @@ from types import TracebackType
 
 from loguru import logger
 
+from transport.changes import Changes
 from transport.errors import FrameTooLarge
 from transport.outbox.outbox import Outbox
 from transport.outbox.progress import PublishedWeights
@@ -54,9 +55,9 @@ class BatchServer:
         self._limits = limits or Limits()
         self._park_s = park_s
         self._peers = PeerTable(peer_timeout_s)
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._router = Router(keys, self._limits, peer_timeout_s)
-        self._handler = RequestHandler(outbox, self._router, self._peers, self._limits, park_s, self._notify)
+        self._handler = RequestHandler(outbox, self._router, self._peers, self._limits, park_s, self._changes.notify)
 
     async def __aenter__(self) -> "BatchServer":
         """Bind. `BindError` if the address is taken."""
@@ -93,7 +94,7 @@ class BatchServer:
         """Batch `step` is in the outbox: answer the ranks that wait for it now, not at the next sweep."""
         logger.debug("batch {} is in the outbox", step)
         await self._handler.sweep()
-        self._notify()
+        self._changes.notify()
 
     def end(self, last_step: int) -> None:
         """There will be no batch after `last_step`."""
@@ -101,8 +102,7 @@ class BatchServer:
 
     async def until(self, predicate: Callable[[], bool]) -> None:
         """Return once `predicate()` is true; it is asked whenever progress or the set of ranks has changed."""
-        while not predicate():
-            await self._changed.wait()
+        await self._changes.wait_for(predicate)
 
     async def wait_weights(self, seen: PublishedWeights | None) -> PublishedWeights:
         """The newest announcement, once it differs from `seen`."""
@@ -145,7 +145,3 @@ class BatchServer:
         while True:
             await self._handler.sweep()
             await asyncio.sleep(self._park_s / 4)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

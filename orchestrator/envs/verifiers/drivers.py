@@ -102,7 +102,7 @@ class GatewayDriver:
         await self._stack.enter_async_context(self._env.serving())
 
     async def run(self, request: RolloutRequest) -> list[Rollout | RolloutFailure]:
-        """One episode."""
+        """Play one episode of verifiers, whose agents ask the gateway for tokens."""
         started = time.monotonic()
         sessions: dict[str, AnySession] = {}
 
@@ -120,7 +120,6 @@ class GatewayDriver:
         return self._outcomes(request, episode, sessions, time.monotonic() - started)
 
     async def close(self) -> None:
-        """Idempotent."""
         await self._stack.aclose()
 
     def _context(self, request: RolloutRequest) -> vf.ModelContext:

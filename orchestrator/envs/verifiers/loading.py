@@ -32,7 +32,7 @@ MAX_UNBOUNDED_EXAMPLES = 65536
 
 
 class VerifiersAdapter:
-    """One environment. Implements `EnvAdapter`."""
+    """Implements `EnvAdapter` with the tasks of one verifiers environment, which `driver` plays."""
 
     def __init__(self, name: str, tasks: Sequence[vf.Task], driver: Driver, *, scores_jointly: bool) -> None:
         self.name = name

@@ -63,7 +63,7 @@ class RemoteRequests:
         self._link = link
 
     async def ask(self, question: Callable[[int], msgspec.Struct]) -> Answer | ChatAnswer:
-        """The answer to `question(id)`. The rollout's deadline bounds the wait; what nobody waits for is dropped.
+        """The answer to `question(id)`. The rollout's deadline bounds the wait; a cancelled one is dropped.
         Raises `EngineError`, `InvalidResponse`."""
         if self._link is None:
             raise EngineError("the worker is not connected")
@@ -79,7 +79,7 @@ class RemoteRequests:
                 self._link.send(Drop(id=ask_id))
 
     def answered(self, message: Answer | ChatAnswer | NoAnswer) -> None:
-        """The orchestrator's answer; one that nobody waits for any more is thrown away."""
+        """Give the orchestrator's answer to the task that waits for it; without such a task it is thrown away."""
         waiting = self._waiting.get(message.id)
         if waiting is None or waiting.done():
             return
@@ -90,27 +90,25 @@ class RemoteRequests:
 
 
 class RemoteGenerator:
-    """Implements `Generator`."""
+    """Implements `Generator`: the orchestrator asks its engines."""
 
-    def __init__(self, desk: RemoteRequests) -> None:
-        self._desk = desk
+    def __init__(self, requests: RemoteRequests) -> None:
+        self._requests = requests
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """See `Generator`."""
-        answer = await self._desk.ask(lambda ask_id: Ask(id=ask_id, request=request))
+        answer = await self._requests.ask(lambda ask_id: Ask(id=ask_id, request=request))
         assert isinstance(answer, Answer), "the orchestrator answers what it was asked"
         return answer.reply
 
 
 class RemoteChat:
-    """Implements `ChatModel`."""
+    """Implements `ChatModel`: the orchestrator asks its model."""
 
-    def __init__(self, desk: RemoteRequests) -> None:
-        self._desk = desk
+    def __init__(self, requests: RemoteRequests) -> None:
+        self._requests = requests
 
     async def chat(self, ask: ChatAsk) -> ChatReply:
-        """See `ChatModel`."""
-        answer = await self._desk.ask(lambda ask_id: AskChat(id=ask_id, request=ask))
+        answer = await self._requests.ask(lambda ask_id: AskChat(id=ask_id, request=ask))
         assert isinstance(answer, ChatAnswer), "the orchestrator answers what it was asked"
         return answer.reply
 
@@ -124,15 +122,15 @@ ORPHAN_S = 2.0
 class WorkerProgram:
     """Plays runs until the orchestrator hangs up."""
 
-    def __init__(self, adapter: EnvAdapter, desk: RemoteRequests) -> None:
+    def __init__(self, adapter: EnvAdapter, requests: RemoteRequests) -> None:
         self._adapter = adapter
-        self._desk = desk
+        self._requests = requests
         self._runs: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, end: socket.socket) -> None:
         """Returns when the orchestrator is gone."""
         link = await FrameLink.open(end, TO_WORKER)
-        self._desk.attach(link)
+        self._requests.attach(link)
         try:
             await self._adapter.start()
         except Exception as error:  # whatever it is, this environment does not start
@@ -157,7 +155,7 @@ class WorkerProgram:
             case Stop(id=run_id) if run_id in self._runs:
                 self._runs[run_id].cancel()
             case Answer() | ChatAnswer() | NoAnswer():
-                self._desk.answered(message)
+                self._requests.answered(message)
             case _:
                 pass  # a stop that comes after the end
 
@@ -192,16 +190,16 @@ def main(descriptor: int, load_adapter: LoadAdapter = load_env) -> None:
         return  # the orchestrator went away meanwhile
     assert isinstance(load, Load), "the first message is Load"
     sys.path.extend(path for path in load.search_path if path not in sys.path)
-    desk = RemoteRequests()
+    requests = RemoteRequests()
     try:
         config = EnvConfig.model_validate_json(load.env)
         tokenizer = None if load.model_path is None else Tokenizer.from_folder(Path(load.model_path))
-        adapter = load_adapter(config, RemoteChat(desk) if load.is_chat else RemoteGenerator(desk), tokenizer)
+        adapter = load_adapter(config, RemoteChat(requests) if load.is_chat else RemoteGenerator(requests), tokenizer)
     except ServiceError as error:
         with suppress(OSError):
             end.sendall(encode_frame(LoadRefused(reason=str(error))))
         return
-    uvloop.run(WorkerProgram(adapter, desk).serve(end))
+    uvloop.run(WorkerProgram(adapter, requests).serve(end))
 
 
 def _end_with_parent() -> None:

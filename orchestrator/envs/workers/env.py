@@ -28,6 +28,8 @@ from orchestrator.envs.workers.worker import BLOCKED_S, Worker, WorkerGone, leas
 from orchestrator.errors import EnvWorkersLostError, WorkerLinkError
 from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from runtime.errors import UserError
+from transport.backoff import Backoff
+from transport.changes import Changes
 
 START_TIMEOUT_S = 180.0
 """Seconds that a worker may take to load the environment: importing verifiers takes up to 6, the rest is for tasks that
@@ -37,9 +39,8 @@ MAX_RESTARTS = 5
 they take 6 s: enough to outlive a service that restarts, not to hide an environment that cannot work."""
 GRACE_S = 2.0
 """Seconds after a rollout's deadline in which the worker may still say what became of it."""
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 10.0
-"""Pauses before a worker is started again; they double with every death in a row."""
+BACKOFF = Backoff(0.2, 10.0)
+"""Before a worker is started again, by the number of its deaths in a row."""
 
 
 class WorkerEnv:
@@ -71,11 +72,11 @@ class WorkerEnv:
         self._examples = tuple(
             Example(self.name, example_id, position) for position, example_id in enumerate(ready.example_ids)
         )
-        self._shelf = ImageCache()
+        self._image_cache = ImageCache()
         self.workers: dict[int, Worker] = {}
         self._num_deaths = [0] * len(processes)
         self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._broken: EnvWorkersLostError | None = None
 
     @property
@@ -97,7 +98,7 @@ class WorkerEnv:
         """Connect to the workers, and keep them alive from now on."""
         for slot, process in enumerate(self._processes):
             link = await FrameLink.open(process.end_of_link, FROM_WORKER)
-            self.workers[slot] = Worker(process, link, self._model, self._shelf)
+            self.workers[slot] = Worker(process, link, self._model, self._image_cache)
             self._tasks.append(asyncio.create_task(self._keep_alive(slot), name=f"worker {slot} of {self.name}"))
         self._processes.clear()
 
@@ -132,9 +133,7 @@ class WorkerEnv:
 
     async def _pick(self) -> int:
         """A slot whose worker is up; waits for one that is being started."""
-        while not self.workers and self._broken is None:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._changes.wait_for(lambda: self.workers or self._broken is not None)
         if self._broken is not None:
             raise self._broken
         best = least_busy(list(self.workers.values()))
@@ -175,13 +174,13 @@ class WorkerEnv:
                 self._give_up(ending)
                 return
             logger.warning("{}; its rollouts failed, it is started again", self.problem)
-            await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (self._num_deaths[slot] - 1), LONGEST_PAUSE_S))
+            await asyncio.sleep(BACKOFF.pause_s(self._num_deaths[slot]))
             try:
                 self.workers[slot] = await self._start_again()
             except (WorkerLinkError, UserError, TimeoutError) as error:
                 ending = str(error) or f"not ready after {START_TIMEOUT_S:g} s"
         self.num_restarts += 1
-        self._changed.set()
+        self._changes.notify()
         if self.num_up == self.num_workers:
             self.problem = ""
 
@@ -193,7 +192,7 @@ class WorkerEnv:
         )
         for worker in self.workers.values():
             worker.process.kill()
-        self._changed.set()
+        self._changes.notify()
 
     async def _start_again(self) -> Worker:
         process = await asyncio.to_thread(WorkerProcess, self._config, self._told, self._command)
@@ -210,7 +209,7 @@ class WorkerEnv:
                     await asyncio.shield(link.hang_up())
             await asyncio.shield(asyncio.to_thread(process.end, 0.0))
             raise
-        return Worker(process, link, self._model, self._shelf)
+        return Worker(process, link, self._model, self._image_cache)
 
 
 def load_in_workers(

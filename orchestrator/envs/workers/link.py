@@ -1,7 +1,7 @@
 """What the orchestrator and an environment worker say to each other, over a socket pair that only they have.
 
-    orchestrator ──Load──▶ worker ──Ready | Refused──▶
-    orchestrator ──Run, Stop──▶ worker ──Done | Broken──▶          one rollout, or one joint group
+    orchestrator ──Load──▶ worker ──Ready | LoadRefused──▶
+    orchestrator ──Run, Stop──▶ worker ──RolloutsDone | Broken──▶  one rollout, or one joint group
     worker ──Ask | AskChat, Drop──▶ orchestrator                   one generation, by the engines of the orchestrator
     orchestrator ──Answer | ChatAnswer | NoAnswer──▶ worker
     worker ──Beat──▶                                               every `BEAT_S`, while its event loop turns
@@ -58,7 +58,7 @@ class RunRollouts(_WorkerMessage, frozen=True, tag="run"):
 
 
 class Stop(_WorkerMessage, frozen=True, tag="stop"):
-    """Nobody waits for run `id` any more: cancel it."""
+    """The result of run `id` is not needed any more: cancel it."""
 
     id: int
 
@@ -106,7 +106,7 @@ class Ask(_WorkerMessage, frozen=True, tag="ask"):
 
 
 class AskChat(_WorkerMessage, frozen=True, tag="ask_chat"):
-    """Continue this conversation."""
+    """Asks the orchestrator for the next turn of a conversation."""
 
     id: int
     request: ChatAsk
@@ -119,7 +119,7 @@ class Drop(_WorkerMessage, frozen=True, tag="drop"):
 
 
 class RolloutsDone(_WorkerMessage, frozen=True, tag="done"):
-    """Run `id` has ended."""
+    """Run `id` has ended, with these results."""
 
     id: int
     results: tuple[Rollout | RolloutFailure, ...]

@@ -43,14 +43,14 @@ class WorkerGone(Exception):
 
 
 class Worker:
-    """`serve` must run while `run` is used; it returns when the worker is gone, and all its runs fail with it. `shelf`
+    """`serve` must run while `run` is used; it returns when the worker is gone, and all its runs fail with it. `cache`
     is that of all workers of the environment, over which the rollouts of a group are spread."""
 
-    def __init__(self, process: WorkerProcess, link: "FrameLink[FromWorker]", model: Model, shelf: ImageCache) -> None:
+    def __init__(self, process: WorkerProcess, link: "FrameLink[FromWorker]", model: Model, cache: ImageCache) -> None:
         self.process = process
         self._link = link
         self._model = model
-        self._shelf = shelf
+        self._image_cache = cache
         self._runs: dict[int, asyncio.Future[Results]] = {}
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._ids = itertools.count()
@@ -59,7 +59,6 @@ class Worker:
 
     @property
     def num_in_flight(self) -> int:
-        """Runs that it plays."""
         return len(self._runs)
 
     @property
@@ -108,7 +107,7 @@ class Worker:
     def _take(self, tasks: asyncio.TaskGroup, message: FromWorker) -> None:
         match message:
             case Ask():
-                request, images = _without_frame(message.request, self._shelf)
+                request, images = _without_frame(message.request, self._image_cache)
                 ask = Ask(id=message.id, request=request)
                 self._asks[ask.id] = tasks.create_task(self._answer(ask, images))
             case AskChat():
@@ -116,12 +115,12 @@ class Worker:
             case Drop() if message.id in self._asks:
                 self._asks[message.id].cancel()
             case RolloutsDone() if self._is_awaited(message.id):
-                results = [_with_shared_images(result, self._shelf) for result in message.results]
+                results = [_with_shared_images(result, self._image_cache) for result in message.results]
                 self._runs[message.id].set_result(results)
             case Broken() if self._is_awaited(message.id):
                 self._runs[message.id].set_exception(UserError(message.reason))
             case _:
-                pass  # a beat, or something that nobody waits for any more
+                pass  # a beat, or an answer that is not waited for any more
 
     def _is_awaited(self, run_id: int) -> bool:
         """A run that was cancelled, or is over its deadline, is still in `_runs` until its task takes notice."""
@@ -155,7 +154,7 @@ def least_busy(workers: Sequence[Worker]) -> Worker:
     return min(workers, key=lambda worker: (worker.silent_s > BLOCKED_S, worker.num_in_flight))
 
 
-def _without_frame(request: GenerateRequest, shelf: ImageCache) -> tuple[GenerateRequest, ImagePatches | None]:
+def _without_frame(request: GenerateRequest, cache: ImageCache) -> tuple[GenerateRequest, ImagePatches | None]:
     """`request` without the frame it came in, and the images in it, shared with all who have the same."""
     if not request.mm_kwargs:
         return request, None
@@ -166,19 +165,19 @@ def _without_frame(request: GenerateRequest, shelf: ImageCache) -> tuple[Generat
         images = ImagePatches((digest.hexdigest(),), **request.mm_kwargs)
     except (CodecError, TypeError) as error:
         raise WorkerLinkError(f"the images of a message do not make sense: {error}") from error
-    images = shelf.setdefault(images.digests, images)
+    images = cache.setdefault(images.digests, images)
     text = msgspec.msgpack.encode(msgspec.structs.replace(request, mm_kwargs={}))
     copied = msgspec.msgpack.decode(text, type=GenerateRequest)
     return msgspec.structs.replace(copied, mm_kwargs=images.mm_kwargs), images
 
 
-def _with_shared_images(result: Rollout | RolloutFailure, shelf: ImageCache) -> Rollout | RolloutFailure:
+def _with_shared_images(result: Rollout | RolloutFailure, cache: ImageCache) -> Rollout | RolloutFailure:
     if isinstance(result, RolloutFailure) or all(branch.images is None for branch in result.branches):
         return result
     branches = [
         branch
         if branch.images is None
-        else msgspec.structs.replace(branch, images=shelf.setdefault(branch.images.digests, branch.images))
+        else msgspec.structs.replace(branch, images=cache.setdefault(branch.images.digests, branch.images))
         for branch in result.branches
     ]
     return msgspec.structs.replace(result, branches=tuple(branches))

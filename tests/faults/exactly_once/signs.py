@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
-from runtime.metrics.metric_log import read_metrics
+from tests.support.metrics import read_metrics
 from transport.wire.ledger import Tally, tally
 
 Token = tuple[str, int, int]

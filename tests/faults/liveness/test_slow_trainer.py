@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.metrics.metric_log import read_metrics
 from tests.faults.liveness.run import RUN, toy_config, toy_orchestrator
+from tests.support.metrics import read_metrics
 from tests.support.process import service
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,6 @@ Real `inference` processes on ports of their own, that a test can kill, freeze a
 `Announcements`: a trainer, as far as the policy sees it: it publishes real weights and says so.
 """
 
-import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from tests.support.process import Process, free_port
 from tests.support.waiting import Condition, until
 from trainer.ranks import Ranks
 from trainer.weights.files import FilePublisher
+from transport.changes import Changes
 from transport.outbox.progress import PublishedWeights
 
 TIMEOUT_S = 120.0
@@ -114,12 +114,12 @@ class EngineProcess:
 
 
 class Announcements:
-    """What `Policy` reads of a `BatchServer`. Each version is the model plus a little noise."""
+    """What `WeightUpdates` reads of a `BatchServer`. Each version is the model plus a little noise."""
 
     def __init__(self, root: Path, run_id: str, model_path: Path, keep: int = 2) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.weights: PublishedWeights | None = None
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         self._publisher = FilePublisher(root, run_id, keep, Ranks(0, 1, torch.device("cpu")))
 
@@ -132,11 +132,10 @@ class Announcements:
     def announce(self, weights: PublishedWeights) -> None:
         """The newest version is this one."""
         self.weights = weights
-        self._changed.set()
+        self._changes.notify()
 
     async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
         """See `BatchServer`."""
-        while self.weights is None or self.weights == seen:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._changes.wait_for(lambda: self.weights not in (None, seen))
+        assert self.weights is not None
         return self.weights

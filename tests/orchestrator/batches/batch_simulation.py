@@ -86,17 +86,17 @@ class LineSimulation:
     def ship(self) -> bool:
         if not self.assembler.complete:
             return False
-        cut = self.assembler.complete.popleft()
-        check_staleness(cut, self.policy.max_staleness)
+        batch = self.assembler.complete.popleft()
+        check_staleness(batch, self.policy.max_staleness)
         writes = self.random.randint(0, 3) if self._is_hit(self.kill_rate) else 3
         if writes >= 1:
-            self.ledger.settled(cut)
+            self.ledger.settled(batch)
             self.ledger.flush()
         if writes >= 2:
-            save_state(self.folder / "state.json", BatchState.of("run", "order", cut.step, self.done, cut.done))
+            save_state(self.folder / "state.json", BatchState.of("run", "order", batch.step, self.done, batch.done))
         if writes >= 3:
-            self.outbox.append(cut)
-            self.done = cut.done
+            self.outbox.append(batch)
+            self.done = batch.done
         else:
             self._kill()
         return True
@@ -131,18 +131,18 @@ class LineSimulation:
 
     def trained(self) -> Counter[int]:
         """How often each position was trained."""
-        return Counter(group.seq for cut in self.outbox for group in cut.trained)
+        return Counter(group.seq for batch in self.outbox for group in batch.trained)
 
     def passed(self) -> Counter[int]:
         """How often each position is in a durable batch, for whatever reason."""
-        return Counter(group.seq for cut in self.outbox for group in cut.groups)
+        return Counter(group.seq for batch in self.outbox for group in batch.groups)
 
     def num_stale(self) -> int:
         """Rollouts in durable batches that were thrown away for their age."""
         return sum(
             isinstance(result, Rollout)
-            for cut in self.outbox
-            for group in cut.groups
+            for batch in self.outbox
+            for group in batch.groups
             if group.filtered == STALE
             for result in group.group.results
         )

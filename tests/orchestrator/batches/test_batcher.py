@@ -28,6 +28,7 @@ from runtime.errors import StorageError
 from runtime.health.health import Health
 from tests.orchestrator.builders import make_group, make_ticket
 from tests.support.waiting import until_async
+from transport.backoff import Backoff
 from transport.errors import OutboxError
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer
@@ -80,8 +81,8 @@ class Bench:
             on_shipped=self.shipped,
         )
 
-    async def shipped(self, cut: AssembledBatch) -> None:
-        self.steps.append(cut.step)
+    async def shipped(self, batch: AssembledBatch) -> None:
+        self.steps.append(batch.step)
 
     def add_groups(self, number: int) -> None:
         for _ in range(number):
@@ -126,7 +127,7 @@ async def test_it_ends_with_the_last_step(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "STORE_BACKOFF_S", 0.001)
+    monkeypatch.setattr(batcher_module, "STORE_BACKOFF", Backoff(0.001, 1.0))
     async with bench(tmp_path) as b, asyncio.TaskGroup() as tasks:
         assert isinstance(b.server.outbox, RefusingOutbox)
         b.server.outbox.num_refusals = 3
@@ -138,7 +139,7 @@ async def test_a_full_disk_is_tried_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher_module, "STORE_BACKOFF_S", 0.001)
+    monkeypatch.setattr(batcher_module, "STORE_BACKOFF", Backoff(0.001, 1.0))
     async with bench(tmp_path) as b:
         assert isinstance(b.server.outbox, RefusingOutbox)
         b.server.outbox.num_refusals = 1000
@@ -149,10 +150,10 @@ async def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("num_cancels", [1, 3])
-async def test_a_cut_that_has_begun_is_finished_when_cancelled(
+async def test_a_batch_that_has_begun_is_finished_when_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cancels: int
 ) -> None:
-    monkeypatch.setattr(batcher_module, "STORE_BACKOFF_S", 0.05)
+    monkeypatch.setattr(batcher_module, "STORE_BACKOFF", Backoff(0.05, 1.0))
     async with bench(tmp_path) as b:
         assert isinstance(b.server.outbox, RefusingOutbox)
         b.server.outbox.num_refusals = 1
@@ -168,12 +169,12 @@ async def test_a_cut_that_has_begun_is_finished_when_cancelled(
 
 
 def test_samples_are_in_dispatch_order_and_carry_their_names() -> None:
-    cut = AssembledBatch(
+    batch = AssembledBatch(
         2,
         (scored(5), ScoredGroup(make_group([1.0, 1.0], 6), (0.0, 0.0), "zero_signal"), scored(7)),
         CompletedPositions(8),
     )
-    samples = decode_batch(encoded_batch("run", cut))
+    samples = decode_batch(encoded_batch("run", batch))
     assert [sample.trajectory_id for sample in samples] == ["copy/5/0#0", "copy/5/0#1", "copy/7/0#0", "copy/7/0#1"]
     assert [sample.advantages for sample in samples] == [-1.0, 1.0, -1.0, 1.0]
     assert {(sample.run_id, sample.group_id) for sample in samples} == {("run", "copy/5/0"), ("run", "copy/7/0")}

@@ -58,7 +58,7 @@ def test_under_every_policy_staleness_is_bounded_nothing_locks_up_and_no_kill_lo
     policy: str, seed: int, sizes: list[int], batch_size: int, max_staleness: int, slots: int, kill_rate: float
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run = simulate(  # every cut is checked for its staleness, and lock-ups fail
+        run = simulate(  # every batch is checked for its staleness, and lock-ups fail
             policy,
             seed,
             Path(folder),
@@ -73,9 +73,9 @@ def test_under_every_policy_staleness_is_bounded_nothing_locks_up_and_no_kill_lo
     assert max(run.passed().values()) == 1, "a position is in two batches"
     assert {seq for seq in run.passed() if seq not in run.done} == set(), "the state forgot a position"
     assert sum(run.passed().values()) == run.done.cursor + sum(end - first for first, end in run.done.beyond)
-    for cut in run.outbox:
-        num_rollouts = sum(group.num_trainable for group in cut.groups)
-        assert result.states[f"trained@{cut.step}"] == num_rollouts >= batch_size
+    for batch in run.outbox:
+        num_rollouts = sum(group.num_trainable for group in batch.groups)
+        assert result.states[f"trained@{batch.step}"] == num_rollouts >= batch_size
     assert result.states["stale"] == run.num_stale()
     assert policy == "drop" or not run.num_stale(), "only `drop` throws away"
     assert policy != "wait" or not run.done.beyond, "dispatch order has no holes"
@@ -89,7 +89,7 @@ def test_the_simulation_sees_kills_holes_and_stale_groups(tmp_path: Path) -> Non
         runs.append(simulate("drop", seed, folder, kill_rate=0.2, max_staleness=0))
     assert sum(run.num_kills for run in runs) > 8
     assert sum(run.num_stale() for run in runs) > 0
-    assert any(cut.done.beyond for run in runs for cut in run.outbox)
+    assert any(batch.done.beyond for run in runs for batch in run.outbox)
 
 
 def finished(line: BatchAssembler, seq: int, num_trainable: int = 2, version: int = 0) -> None:
@@ -103,8 +103,8 @@ def test_drop_ships_what_finishes_first_and_throws_away_what_is_too_old() -> Non
     for seq in range(10, 13):
         line.dispatch(make_ticket(seq))
     finished(line, 12)
-    (cut,) = line.complete
-    assert (cut.step, cut.done) == (3, CompletedPositions(10, ((12, 13),)))
+    (batch,) = line.complete
+    assert (batch.step, batch.done) == (3, CompletedPositions(10, ((12, 13),)))
     finished(line, 11)  # of version 0: staleness 3 in batch 4
     assert (line.next_step, line.pending_rollouts, line.pending_groups, len(line)) == (4, 2, 1, 2)
     line.dispatch(make_ticket(13, version=1))
@@ -233,11 +233,11 @@ def test_staleness_stays_bounded_and_nothing_locks_up(
     policy = WaitPolicy(batch_size, max(sizes), max_staleness, max_steps=12)
     simulation = Simulation(policy, max(sizes) + slots, tuple(sizes), random.Random(seed))
     simulation.run()
-    for cut in simulation.shipped:
-        oldest = min(simulation.admitted_at[group.seq] for group in cut.trained)
-        assert (cut.step - 1) - oldest <= max_staleness
-        assert sum(group.num_trainable for group in cut.trained) >= batch_size
-    positions = [group.seq for cut in simulation.shipped for group in cut.groups]
+    for batch in simulation.shipped:
+        oldest = min(simulation.admitted_at[group.seq] for group in batch.trained)
+        assert (batch.step - 1) - oldest <= max_staleness
+        assert sum(group.num_trainable for group in batch.trained) >= batch_size
+    positions = [group.seq for batch in simulation.shipped for group in batch.groups]
     assert positions == list(range(len(positions))), "dispatch order, nothing lost, nothing twice"
 
 
@@ -330,10 +330,10 @@ def test_batches_wait_for_the_head_of_the_line() -> None:
     assert not assembler.complete
     passed = assembler.add_final(make_scored(0, 10, 2))
     assert [group.seq for group in passed] == [10, 11, 12]
-    cut = assembler.complete.popleft()
-    assert (cut.step, cut.done) == (3, CompletedPositions(13))
-    assert [group.seq for group in cut.groups] == [10, 11, 12]
-    assert [group.seq for group in cut.trained] == [11, 12]
+    batch = assembler.complete.popleft()
+    assert (batch.step, batch.done) == (3, CompletedPositions(13))
+    assert [group.seq for group in batch.groups] == [10, 11, 12]
+    assert [group.seq for group in batch.trained] == [11, 12]
     assert (assembler.next_step, assembler.pending_groups, assembler.pending_rollouts, len(assembler)) == (4, 1, 2, 1)
 
 

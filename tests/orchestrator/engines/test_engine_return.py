@@ -18,17 +18,17 @@ AS_STARTED = ServedWeights(version=0, digest="scripted-0")
 
 
 @asynccontextmanager
-async def tended(*servers: EngineServer, **options: float) -> AsyncIterator[HttpEngine]:
-    """An engine as the orchestrator has it: started, and tended."""
+async def pool_of(*servers: EngineServer, **options: float) -> AsyncIterator[HttpEngine]:
+    """An engine as the orchestrator has it: started, and kept in service."""
     settings = {"start_timeout_s": 5, "request_timeout_s": 5, "update_timeout_s": 5} | options
     engine = HttpEngine(EnginesConfig(urls=tuple(server.url for server in servers), **settings), TOKEN)
     try:
         await engine.start()
         await engine.served()
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-            tending = tasks.create_task(engine.tend())
+            keeping = tasks.create_task(engine.keep_in_service())
             yield engine
-            tending.cancel()
+            keeping.cancel()
     finally:
         await engine.close()
 
@@ -54,7 +54,7 @@ async def burst(engine: HttpEngine, count: int, first: int = 0) -> set[int]:
 
 async def test_requests_of_a_dead_engine_go_to_another_one(log_lines: list[str]) -> None:
     dying = EngineServer(misbehaviours=[hang] * 8)
-    async with serving(EngineServer()) as alive, serving(dying), tended(dying, alive) as engine:
+    async with serving(EngineServer()) as alive, serving(dying), pool_of(dying, alive) as engine:
         asking = asyncio.create_task(burst(engine, 16))
         await until_async(lambda: dying.num_generate == 8)
         async with dead(dying):
@@ -66,7 +66,11 @@ async def test_requests_of_a_dead_engine_go_to_another_one(log_lines: list[str])
 
 
 async def test_an_engine_that_comes_back_gets_the_weights_before_the_first_request(log_lines: list[str]) -> None:
-    async with serving(EngineServer()) as alive, serving(EngineServer()) as mortal, tended(mortal, alive) as engine:
+    async with (
+        serving(EngineServer()) as alive,
+        serving(EngineServer()) as mortal,
+        pool_of(mortal, alive) as engine,
+    ):
         await apply(engine, 1)
         async with dead(mortal, AS_STARTED):
             assert await burst(engine, 8) == {1}
@@ -82,7 +86,11 @@ async def test_an_engine_that_comes_back_gets_the_weights_before_the_first_reque
 
 
 async def test_a_version_goes_live_on_the_healthy_ones_while_a_dead_one_is_out() -> None:
-    async with serving(EngineServer()) as alive, serving(EngineServer()) as dying, tended(alive, dying) as engine:
+    async with (
+        serving(EngineServer()) as alive,
+        serving(EngineServer()) as dying,
+        pool_of(alive, dying) as engine,
+    ):
         async with dead(dying):
             with pytest.raises(EngineError, match=f"{dying.url}.* did not answer"):
                 await apply(engine, 1)
@@ -93,7 +101,7 @@ async def test_a_version_goes_live_on_the_healthy_ones_while_a_dead_one_is_out()
 
 
 async def test_an_engine_that_was_restarted_unnoticed_is_found_out_by_its_first_reply(log_lines: list[str]) -> None:
-    async with serving(EngineServer()) as one, serving(EngineServer()) as two, tended(one, two) as engine:
+    async with serving(EngineServer()) as one, serving(EngineServer()) as two, pool_of(one, two) as engine:
         await apply(engine, 3)
         two.engine.weights = AS_STARTED
         assert await burst(engine, 8) == {3}, "nothing of the old version comes through"
@@ -102,7 +110,7 @@ async def test_an_engine_that_was_restarted_unnoticed_is_found_out_by_its_first_
 
 
 async def test_all_engines_out_is_an_outage_that_requests_wait_out() -> None:
-    async with serving(EngineServer()) as server, tended(server) as engine:
+    async with serving(EngineServer()) as server, pool_of(server) as engine:
         await apply(engine, 1)
         async with dead(server, AS_STARTED):
             asking = asyncio.create_task(burst(engine, 4))
@@ -117,7 +125,7 @@ async def test_all_engines_out_is_an_outage_that_requests_wait_out() -> None:
 
 
 async def test_a_torn_publish_does_not_keep_an_engine_out() -> None:
-    async with serving(EngineServer()) as server, tended(server) as engine:
+    async with serving(EngineServer()) as server, pool_of(server) as engine:
         await apply(engine, 1)
         with pytest.raises(EngineError, match="hash mismatch"):
             await engine.apply_weights("corrupt", 2, "digest-2")
@@ -128,7 +136,7 @@ async def test_a_torn_publish_does_not_keep_an_engine_out() -> None:
 
 
 async def test_before_the_first_update_an_engine_comes_back_with_the_weights_it_was_started_with() -> None:
-    async with serving(EngineServer()) as server, tended(server) as engine:
+    async with serving(EngineServer()) as server, pool_of(server) as engine:
         async with dead(server):
             asking = asyncio.create_task(burst(engine, 4))
             await until_async(lambda: not engine.availability.is_open)
@@ -141,7 +149,7 @@ async def test_before_the_first_update_an_engine_comes_back_with_the_weights_it_
 
 
 async def test_engines_that_answer_no_update_leave_even_if_nobody_asks_them_for_tokens() -> None:
-    async with serving(EngineServer()) as server, tended(server) as engine:
+    async with serving(EngineServer()) as server, pool_of(server) as engine:
         async with dead(server):
             for _ in range(3):
                 with pytest.raises(EngineError, match=f"{server.url}.* did not answer"):
@@ -153,7 +161,7 @@ async def test_engines_that_answer_no_update_leave_even_if_nobody_asks_them_for_
 
 
 async def test_an_engine_of_another_vocabulary_is_not_taken_back() -> None:
-    async with serving(EngineServer()) as server, tended(server) as engine:
+    async with serving(EngineServer()) as server, pool_of(server) as engine:
         async with dead(server):
             asking = asyncio.create_task(burst(engine, 4))
             await until_async(lambda: not engine.availability.is_open)
@@ -165,7 +173,7 @@ async def test_an_engine_of_another_vocabulary_is_not_taken_back() -> None:
 async def test_an_engine_that_serves_the_old_version_holds_up_three_tries_and_no_more(log_lines: list[str]) -> None:
     """The others took the version: it is the engine that is ill, not the publish."""
     liar = EngineServer(lies_about_weights=True)
-    async with serving(EngineServer()) as honest, serving(liar), tended(honest, liar) as engine:
+    async with serving(EngineServer()) as honest, serving(liar), pool_of(honest, liar) as engine:
         for _ in range(2):
             with pytest.raises(EngineError, match=rf"{liar.url} should serve version 4 .* serves version 0"):
                 await apply(engine, 4)
@@ -175,7 +183,7 @@ async def test_an_engine_that_serves_the_old_version_holds_up_three_tries_and_no
 
 
 async def test_a_publish_that_nobody_can_load_takes_nobody_out() -> None:
-    async with serving(EngineServer()) as one, serving(EngineServer()) as two, tended(one, two) as engine:
+    async with serving(EngineServer()) as one, serving(EngineServer()) as two, pool_of(one, two) as engine:
         for _ in range(4):
             with pytest.raises(EngineError, match=r"409.*; .*409"):
                 await engine.apply_weights("corrupt", 4, "digest-4")
@@ -185,7 +193,10 @@ async def test_a_publish_that_nobody_can_load_takes_nobody_out() -> None:
 
 @pytest.mark.parametrize(("fault", "num_outages"), [(status(429), 0), (status(503), 1)], ids=["busy", "ill"])
 async def test_only_an_engine_that_is_ill_leaves_the_service(fault: Misbehave, num_outages: int) -> None:
-    async with serving(EngineServer(misbehaviours=[fault] * 3)) as server, tended(server, max_retries=2) as engine:
+    async with (
+        serving(EngineServer(misbehaviours=[fault] * 3)) as server,
+        pool_of(server, max_retries=2) as engine,
+    ):
         with pytest.raises(EngineError, match="told to"):
             await engine.generate(ask())
         assert engine.availability.num_outages == num_outages
@@ -197,7 +208,7 @@ async def test_start_goes_on_with_those_that_are_there(log_lines: list[str]) -> 
     async with (
         serving(EngineServer()) as alive,
         serving(loading),
-        tended(alive, loading, start_timeout_s=0.5) as engine,
+        pool_of(alive, loading, start_timeout_s=0.5) as engine,
     ):
         await apply(engine, 1)
         assert await burst(engine, 4) == {1}

@@ -1,4 +1,4 @@
-"""Circuit, pool and availability: who is in service, and who takes the next request.
+"""States of engines, pool and availability: who is in service, and who takes the next request.
 
 A pool behind a DNS name: addresses join with the current weights first, and leave. Names are looked up by a fake.
 """
@@ -21,8 +21,7 @@ from chat.tokenizer import Tokenizer
 from orchestrator.config.engines import EnginesConfig
 from orchestrator.engines.factory import make_engine
 from orchestrator.engines.http_client import (
-    FIRST_WAIT_S,
-    LONGEST_WAIT_S,
+    BACKOFF,
     EngineClient,
     TemporaryError,
     new_session,
@@ -33,7 +32,16 @@ from orchestrator.engines.http_client import (
 from orchestrator.engines.http_engine import HttpEngine, expand
 from orchestrator.engines.pool import EnginePool
 from orchestrator.engines.protocol import Availability, EngineError
-from orchestrator.engines.replica import FIRST_REST_S, MAX_FAILURES, Circuit, Replica, least_loaded
+from orchestrator.engines.replica import (
+    MAX_FAILURES,
+    REST,
+    Gone,
+    InService,
+    OutOfService,
+    Replica,
+    after_failure,
+    least_loaded,
+)
 from orchestrator.engines.scripted import ScriptedEngine
 from tests.orchestrator.engine_server import TOKEN, EngineServer, serving
 from tests.orchestrator.toys import make_config
@@ -58,9 +66,9 @@ async def test_request_goes_to_the_replica_with_the_least_in_flight() -> None:
 async def test_replica_that_failed_rests_while_others_are_ready() -> None:
     failed, busy = await make_replicas("failed", "busy")
     busy.num_in_flight = 9
-    failed.circuit.failed("no answer", now=100)
+    failed.state = after_failure(InService(), "no answer", now=100)
     assert least_loaded([failed, busy], now=100).url == "busy"
-    assert least_loaded([failed, busy], now=100 + FIRST_REST_S).url == "failed"
+    assert least_loaded([failed, busy], now=100 + REST.first_s).url == "failed"
     assert least_loaded([failed], now=100) is failed
 
 
@@ -79,31 +87,58 @@ async def test_request_is_counted_while_in_flight_also_when_it_fails() -> None:
     assert replica.num_in_flight == 0
 
 
-def test_circuit_opens_at_the_third_failure_in_a_row() -> None:
-    circuit = Circuit()
-    opened = [circuit.failed(f"no answer {number}", now=0) for number in range(5)]
-    assert opened == [False, False, True, False, False]
-    assert (MAX_FAILURES, circuit.is_open, circuit.reason) == (3, True, "no answer 2")
+async def in_pool(*names: str) -> tuple[EnginePool, list[Replica]]:
+    replicas = await make_replicas(*names)
+    return EnginePool(replicas, Availability()), replicas
 
 
-def test_a_success_in_between_keeps_the_circuit_closed() -> None:
-    circuit = Circuit()
+def test_each_failure_makes_an_engine_rest_longer_and_the_third_takes_it_out_of_service() -> None:
+    first = after_failure(InService(), "no answer 0", now=100)
+    assert first == InService(1, rests_until=100 + REST.first_s)
+    assert isinstance(first, InService)
+    second = after_failure(first, "no answer 1", now=101)
+    assert second == InService(2, rests_until=101 + 2 * REST.first_s)
+    assert isinstance(second, InService)
+    assert after_failure(second, "no answer 2", now=102) == OutOfService("no answer 2")
+
+
+async def test_engine_leaves_once_at_the_third_failure_in_a_row(log_lines: list[str]) -> None:
+    pool, (replica, _) = await in_pool("a", "b")
+    states = []
+    for number in range(5):
+        pool.failed(replica, f"no answer {number}")
+        states.append(replica.is_in_service)
+    assert states == [True, True, False, False, False]
+    assert (MAX_FAILURES, replica.state) == (3, OutOfService("no answer 2"))
+    assert sum("engine a is out of service, 1 of 2 are left: no answer 2" in line for line in log_lines) == 1
+
+
+async def test_a_success_in_between_keeps_an_engine_in_service() -> None:
+    pool, (replica,) = await in_pool("a")
     for _ in range(5):
-        circuit.failed("no answer", now=0)
-        circuit.failed("no answer", now=0)
-        circuit.succeeded()
-    assert not circuit.is_open
-    assert (circuit.num_failures, circuit.rests_until) == (0, 0)
+        pool.failed(replica, "no answer")
+        pool.failed(replica, "no answer")
+        pool.answered(replica)
+    assert replica.state == InService(num_failures=0, rests_until=0)
 
 
-def test_a_late_answer_does_not_close_an_open_circuit() -> None:
-    circuit = Circuit()
-    assert circuit.open("restarted")
-    circuit.succeeded()
-    assert circuit.is_open
-    assert not circuit.open("again")
-    circuit.close()
-    assert (circuit.is_open, circuit.reason, circuit.num_failures) == (False, "", 0)
+async def test_a_late_answer_does_not_bring_an_engine_back() -> None:
+    pool, (replica,) = await in_pool("a")
+    pool.leave(replica, "restarted")
+    pool.answered(replica)
+    pool.leave(replica, "again")
+    assert replica.state == OutOfService("restarted")
+
+
+async def test_nothing_that_comes_late_changes_an_engine_that_is_gone(log_lines: list[str]) -> None:
+    pool, (replica, _) = await in_pool("a", "b")
+    pool.drop(replica)
+    for _ in range(MAX_FAILURES):
+        pool.failed(replica, "no answer")
+    pool.leave(replica, "behind")
+    pool.answered(replica)
+    assert replica.state == Gone()
+    assert [line for line in log_lines if "out of service" in line] == []
 
 
 async def test_availability_counts_outages_and_lets_waiters_go() -> None:
@@ -131,7 +166,7 @@ async def test_outage_begins_with_the_last_engine_and_ends_with_the_first() -> N
             raise EngineError(f"{replica.url} is loading")
 
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        tending = tasks.create_task(pool.tend(make_ready))
+        keeping = tasks.create_task(pool.keep_in_service(make_ready))
         pool.leave(replicas[0], "killed")
         assert [replica.url for replica in pool.in_service()] == ["b"]
         assert (await pool.pick()).url == "b"
@@ -145,7 +180,7 @@ async def test_outage_begins_with_the_last_engine_and_ends_with_the_first() -> N
         assert availability.num_outages == 1
         ready.add("a")
         await until_async(lambda: len(pool.in_service()) == 2)
-        tending.cancel()
+        keeping.cancel()
 
 
 @pytest.mark.parametrize(
@@ -167,14 +202,14 @@ def backoff_s(attempt: int, retry_after: float | None = None) -> float:
 @given(attempt=st.integers(1, 40), retry_after=st.none() | st.floats(0, 1e6))
 def test_backoff_is_bounded_and_honours_retry_after(attempt: int, retry_after: float | None) -> None:
     seconds = backoff_s(attempt, retry_after)
-    assert 0 <= seconds <= LONGEST_WAIT_S
+    assert 0 <= seconds <= BACKOFF.longest_s
     if retry_after is not None:
-        assert seconds >= min(retry_after, LONGEST_WAIT_S)
+        assert seconds >= min(retry_after, BACKOFF.longest_s)
 
 
 def test_backoff_grows_and_is_jittered() -> None:
     first, fifth = ([backoff_s(attempt) for _ in range(100)] for attempt in (1, 5))
-    assert max(first) <= FIRST_WAIT_S < max(fifth)
+    assert max(first) <= BACKOFF.first_s < max(fifth)
     assert len({*first}) > 1
 
 
@@ -189,10 +224,10 @@ async def test_engine_that_is_dropped_while_it_is_made_ready_brings_nothing_back
         pool.drop(one)
         was_ready.set()
 
-    tending = asyncio.create_task(pool.tend(make_ready))
+    keeping = asyncio.create_task(pool.keep_in_service(make_ready))
     await asyncio.wait_for(was_ready.wait(), 30)
-    tending.cancel()
-    await asyncio.wait([tending])
+    keeping.cancel()
+    await asyncio.wait([keeping])
     assert pool.in_service() == []
     assert not availability.is_open  # else a request would look for an engine for ever, and never yield
 
@@ -202,8 +237,8 @@ async def test_thousands_of_requests_may_fail_with_their_engine() -> None:
     pool = EnginePool([replica], Availability())
     for _ in range(5000):
         pool.failed(replica, "connection reset")
-    assert replica.circuit.is_open
-    assert backoff_s(5000) <= LONGEST_WAIT_S
+    assert replica.state == OutOfService("connection reset")
+    assert backoff_s(5000) <= BACKOFF.longest_s
 
 
 PATIENCE_S = 60.0
@@ -241,12 +276,12 @@ async def pool(names: Names, port: str) -> AsyncIterator[HttpEngine]:
     engine = HttpEngine(config, TOKEN, resolve=names.resolve, dns_interval_s=0.02)
     await engine.start()
     await engine.served()
-    tending = asyncio.create_task(engine.tend())
+    keeping = asyncio.create_task(engine.keep_in_service())
     try:
         yield engine
     finally:
-        tending.cancel()
-        await asyncio.wait([tending])
+        keeping.cancel()
+        await asyncio.wait([keeping])
         await engine.close()
 
 

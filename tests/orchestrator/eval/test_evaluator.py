@@ -25,10 +25,10 @@ from orchestrator.eval.evaluator import Evaluator, due_version, last_evaluated, 
 from orchestrator.eval.stats import Results, eval_metrics, mean_with_margin, pass_at_k, pass_curve
 from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.health.health import Health
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_orchestrator
 from tests.support.fakes import FakeTrainer, training
+from tests.support.metrics import read_metrics
 from tests.support.waiting import until_async
 from transport.client.client import BatchClient
 from transport.wire.generation import ServedWeights
@@ -52,7 +52,7 @@ class FakePolicy:
             self.is_pinned = False
 
 
-class Desk:
+class EvaluatorBench:
     """An evaluator and what it logged."""
 
     def __init__(self, folder: Path, env: ToyEnv, policy: FakePolicy | None = None, **changes: object) -> None:
@@ -81,7 +81,7 @@ class Desk:
 class ExamEnv(ToyEnv):
     """Counts how many rollouts run at a time and whether the version was pinned meanwhile."""
 
-    desk: Desk
+    bench: EvaluatorBench
     num_running = 0
     most_running = 0
     pinned: set[bool]
@@ -90,25 +90,25 @@ class ExamEnv(ToyEnv):
     async def run(self, request: RolloutRequest) -> Sequence[Rollout | RolloutFailure]:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
-        self.pinned.add(self.desk.policy.is_pinned)
-        self.waits = self.desk.health.waits
+        self.pinned.add(self.bench.policy.is_pinned)
+        self.waits = self.bench.health.waits
         try:
             return await super().run(request)
         finally:
             self.num_running -= 1
 
 
-def make_desk(folder: Path, **changes: object) -> tuple[Desk, ExamEnv]:
+def make_bench(folder: Path, **changes: object) -> tuple[EvaluatorBench, ExamEnv]:
     env = ExamEnv(make_engine(weights=ServedWeights(version=9, digest="")), name="exam")
     env.pinned = set()
-    env.desk = desk = Desk(folder, env, **changes)
-    return desk, env
+    env.bench = bench = EvaluatorBench(folder, env, **changes)
+    return bench, env
 
 
 async def test_every_due_version_is_evaluated_once_while_it_is_pinned(tmp_path: Path) -> None:
-    desk, env = make_desk(tmp_path)
-    await desk.reach(0, 2, 4)
-    assert list(desk.logged) == [0, 2, 4]
+    bench, env = make_bench(tmp_path)
+    await bench.reach(0, 2, 4)
+    assert list(bench.logged) == [0, 2, 4]
     assert len(env.requests) == 3 * 3 * 4
     assert env.pinned == {True}
     assert env.most_running == 5
@@ -117,42 +117,42 @@ async def test_every_due_version_is_evaluated_once_while_it_is_pinned(tmp_path: 
 
 
 async def test_versions_are_compared_with_the_same_seeds(tmp_path: Path) -> None:
-    desk, env = make_desk(tmp_path)
-    await desk.reach(0, 4)
+    bench, env = make_bench(tmp_path)
+    await bench.reach(0, 4)
     seeds = [request.seed for request in env.requests]
     assert seeds[:12] == seeds[12:]
     assert len(set(seeds)) == 12
-    assert desk.logged[0] == desk.logged[4], "the toy engine answers by seed alone"
+    assert bench.logged[0] == bench.logged[4], "the toy engine answers by seed alone"
 
 
 async def test_a_version_that_was_overtaken_is_replaced_by_the_next_live_one(tmp_path: Path) -> None:
-    desk, _ = make_desk(tmp_path)
-    await desk.reach(3, 4)
-    assert list(desk.logged) == [3, 4]
+    bench, _ = make_bench(tmp_path)
+    await bench.reach(3, 4)
+    assert list(bench.logged) == [3, 4]
 
 
 async def test_a_restart_evaluates_only_what_is_not_done(tmp_path: Path) -> None:
-    first, _ = make_desk(tmp_path)
+    first, _ = make_bench(tmp_path)
     await first.reach(0, 2)
-    second, env = make_desk(tmp_path)
+    second, env = make_bench(tmp_path)
     await second.reach(4)
     assert list(second.logged) == [4]
     assert len(env.requests) == 12
 
 
 async def test_rollouts_of_another_version_are_not_counted(tmp_path: Path) -> None:
-    desk, env = make_desk(tmp_path)
-    desk.policy.live = 4
+    bench, env = make_bench(tmp_path)
+    bench.policy.live = 4
     env._engine.weights = ServedWeights(version=3, digest="")  # type: ignore[attr-defined]
-    await desk.reach(4)
-    assert desk.logged[4] == {"eval_rollouts/exam/finished": 0.0, "eval_rollouts/exam/failed": 12.0}
+    await bench.reach(4)
+    assert bench.logged[4] == {"eval_rollouts/exam/finished": 0.0, "eval_rollouts/exam/failed": 12.0}
 
 
 async def test_what_hangs_is_cut_off_at_the_deadline_and_counted_as_failed(tmp_path: Path) -> None:
     engine = make_engine(latency=lambda request, _: 0.0 if (request.seed or 0) % 2 else 3600.0)
-    desk = Desk(tmp_path, ToyEnv(engine, name="exam"), timeout_s=0.2, max_in_flight=12)
-    await desk.reach(0, 4)
-    counts = desk.logged[0]
+    bench = EvaluatorBench(tmp_path, ToyEnv(engine, name="exam"), timeout_s=0.2, max_in_flight=12)
+    await bench.reach(0, 4)
+    counts = bench.logged[0]
     assert counts["eval_rollouts/exam/failed"] > 0
     assert counts["eval_rollouts/exam/finished"] + counts["eval_rollouts/exam/failed"] == 12
 
@@ -170,25 +170,25 @@ async def test_an_update_that_holds_up_the_evaluation_does_not_use_up_its_time(t
                 yield version
 
     engine = make_engine(weights=ServedWeights(version=9, digest=""))
-    desk = Desk(tmp_path, ToyEnv(engine, name="exam"), BusyPolicy(), timeout_s=2.0)
-    await desk.reach(4)
-    assert desk.logged[4]["eval_rollouts/exam/finished"] > 0
+    bench = EvaluatorBench(tmp_path, ToyEnv(engine, name="exam"), BusyPolicy(), timeout_s=2.0)
+    await bench.reach(4)
+    assert bench.logged[4]["eval_rollouts/exam/finished"] > 0
 
 
 async def test_a_version_that_never_comes_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    desk, _ = make_desk(tmp_path, timeout_s=0.05)
+    bench, _ = make_bench(tmp_path, timeout_s=0.05)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        desk.policy.live = 0
-        running = tasks.create_task(desk.evaluator.run())
-        await desk.until_logged(0)
-        await desk.evaluator.finish(running, last_version=4)
-    assert list(desk.logged) == [0]
+        bench.policy.live = 0
+        running = tasks.create_task(bench.evaluator.run())
+        await bench.until_logged(0)
+        await bench.evaluator.finish(running, last_version=4)
+    assert list(bench.logged) == [0]
 
 
 async def test_a_jointly_scored_environment_plays_an_example_in_one_go(tmp_path: Path) -> None:
     env = ToyEnv(make_engine(), name="exam", scores_jointly=True)
-    desk = Desk(tmp_path, env)
-    await desk.reach(0, 4)
+    bench = EvaluatorBench(tmp_path, env)
+    await bench.reach(0, 4)
     assert len(env.requests) == 2 * 3
     assert all(request.group_size == 4 for request in env.requests)
 
@@ -199,8 +199,8 @@ async def test_the_rollouts_of_a_joint_group_all_count_as_running(
 ) -> None:
     env = ExamEnv(make_engine(), name="exam", scores_jointly=True)
     env.pinned = set()
-    env.desk = desk = Desk(tmp_path, env, max_in_flight=max_in_flight)
-    await desk.reach(0, 4)
+    env.bench = bench = EvaluatorBench(tmp_path, env, max_in_flight=max_in_flight)
+    await bench.reach(0, 4)
     assert env.most_running == most_groups  # groups of 4
     assert len(env.requests) == 2 * 3
 
@@ -208,11 +208,11 @@ async def test_the_rollouts_of_a_joint_group_all_count_as_running(
 async def test_a_failing_environment_costs_its_rollouts_only(tmp_path: Path) -> None:
     engine = make_engine(weights=ServedWeights(version=9, digest=""))
     env = ToyEnv(engine, name="exam", fault=lambda request: ENV_ERROR if request.index == 0 else None)
-    desk = Desk(tmp_path, env)
-    await desk.reach(4)
-    assert desk.logged[4]["eval_rollouts/exam/failed"] == 3
-    assert "eval_pass/exam/at_2" in desk.logged[4]
-    assert "eval_pass/exam/at_4" not in desk.logged[4]
+    bench = EvaluatorBench(tmp_path, env)
+    await bench.reach(4)
+    assert bench.logged[4]["eval_rollouts/exam/failed"] == 3
+    assert "eval_pass/exam/at_2" in bench.logged[4]
+    assert "eval_pass/exam/at_4" not in bench.logged[4]
 
 
 async def test_a_whole_run_is_evaluated_and_ends(tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ from orchestrator.values.group import (
 )
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.errors import ExitCode
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.builders import ENV_ERROR, make_group, make_rollout
 from tests.orchestrator.groups.test_collector import scored
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_toy
 from tests.support.fakes import FakeTrainer
+from tests.support.metrics import read_metrics
 from transport.wire.generation import GenerateRequest
 from transport.wire.ledger import Tally, tally
 

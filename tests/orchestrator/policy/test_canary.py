@@ -1,4 +1,4 @@
-"""Canary attestation over real HTTP: an engine that answers 200 and keeps old weights ends the run, by name."""
+"""The canary over real HTTP: an engine that answers 200 and keeps old weights ends the run, by name."""
 
 import asyncio
 import re

@@ -20,6 +20,8 @@ from runtime.errors import PeerLostError, UserError
 from runtime.health.health import Health
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_toy
 from tests.support.waiting import until_async
+from transport.backoff import Backoff
+from transport.changes import Changes
 from transport.outbox.progress import PublishedWeights
 from transport.wire.generation import ServedWeights
 
@@ -29,16 +31,14 @@ class Announcements:
 
     def __init__(self, weights: PublishedWeights | None = None) -> None:
         self.weights = weights
-        self._changed = asyncio.Event()
+        self._changes = Changes()
 
     def announce(self, version: int) -> None:
         self.weights = published(version)
-        self._changed.set()
+        self._changes.notify()
 
     async def wait_weights(self, seen: PublishedWeights | None, timeout_s: float | None = None) -> PublishedWeights:
-        while self.weights is None or self.weights == seen:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._changes.wait_for(lambda: self.weights not in (None, seen))
         return self.weights
 
 
@@ -152,7 +152,7 @@ async def test_engines_that_disagree_without_an_announcement_end_the_start() -> 
 
 
 async def test_a_refused_version_is_retried_and_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(policy_module, "BACKOFF", Backoff(0.01, 10.0))
     engine, source, live = FlakyEngine(), Announcements(), list[int]()
     policy = make_policy(engine, source, live)
     engine.num_refusals = 3
@@ -165,7 +165,7 @@ async def test_a_refused_version_is_retried_and_the_old_one_stays(monkeypatch: p
 
 
 async def test_versions_in_between_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(policy_module, "BACKOFF", Backoff(0.01, 10.0))
     engine, source = FlakyEngine(), Announcements()
     policy = make_policy(engine, source)
     engine.num_refusals = 1
@@ -196,7 +196,7 @@ async def test_health_says_which_engine_holds_up_a_version_and_why() -> None:
 
 
 async def test_the_end_of_an_outage_ends_the_pause_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "FIRST_BACKOFF_S", 1000.0)
+    monkeypatch.setattr(policy_module, "BACKOFF", Backoff(1000.0, 1000.0))
     engine, source = FlakyEngine(), Announcements()
     policy = make_policy(engine, source)
     engine.num_refusals = 1
@@ -216,26 +216,26 @@ async def test_engines_that_fail_while_the_policy_starts_are_brought_back() -> N
     engine = FlakyEngine()
     engine.num_refusals = 1000
 
-    async def tend() -> None:
+    async def keep_in_service() -> None:
         engine.num_refusals = 0
         await asyncio.Event().wait()
 
-    engine.tend = tend
+    engine.keep_in_service = keep_in_service
     policy = make_policy(engine, Announcements(published(1)))
     await start(policy)
     assert policy.live == 1
     assert len(asyncio.all_tasks()) == 1, "an orphan task is left"
 
 
-async def test_engines_are_tended_while_the_policy_runs() -> None:
+async def test_engines_are_kept_in_service_while_the_policy_runs() -> None:
     engine = FlakyEngine()
-    tended = asyncio.Event()
+    was_called = asyncio.Event()
 
-    async def tend() -> None:
-        tended.set()
+    async def keep_in_service() -> None:
+        was_called.set()
 
-    engine.tend = tend
-    await follow(make_policy(engine, Announcements()), tended.is_set)
+    engine.keep_in_service = keep_in_service
+    await follow(make_policy(engine, Announcements()), was_called.is_set)
 
 
 MANY_TURNS = 50

@@ -28,13 +28,13 @@ def ledger_path(tmp_path: Path) -> Path:
     return tmp_path / "ledger" / LEDGER_NAME
 
 
-def one_cut(step: int, *groups: ScoredGroup) -> AssembledBatch:
+def one_batch(step: int, *groups: ScoredGroup) -> AssembledBatch:
     return AssembledBatch(step, groups, CompletedPositions(groups[-1].seq + 1))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    events=st.lists(st.sampled_from(["dispatch", "retry", "settle", "cut", "crash", "lose_cut"]), max_size=60),
+    events=st.lists(st.sampled_from(["dispatch", "retry", "final", "batch", "crash", "lose_batch"]), max_size=60),
     data=st.data(),
 )
 def test_whatever_happens_the_ledger_balances(
@@ -58,16 +58,16 @@ def test_whatever_happens_the_ledger_balances(
         elif event == "retry" and open_seqs:
             ledger.retried(make_ticket(data.draw(st.sampled_from(open_seqs)), size=2), 1, ENV_ERROR)
             num_dispatched += 1
-        elif event == "settle" and open_seqs:
+        elif event == "final" and open_seqs:
             seq = data.draw(st.sampled_from(open_seqs))
             open_seqs.remove(seq)
             assembler.add_final(make_scored(data.draw(st.integers(0, 2)), seq, 2))
-        elif event in ("cut", "lose_cut") and assembler.complete:
-            cut = assembler.complete.popleft()
-            ledger.settled(cut)
+        elif event in ("batch", "lose_batch") and assembler.complete:
+            batch = assembler.complete.popleft()
+            ledger.settled(batch)
             ledger.flush()
-            done = cut.done if event == "cut" else done
-        if event in ("crash", "lose_cut"):
+            done = batch.done if event == "batch" else done
+        if event in ("crash", "lose_batch"):
             kill(ledger)
             ledger, assembler, open_seqs = (
                 Ledger(path, done),
@@ -93,7 +93,7 @@ def test_what_was_in_flight_at_a_kill_is_cancelled_at_the_restart(tmp_path: Path
     killed = Ledger(path, CompletedPositions())
     for seq in range(3):
         killed.dispatched(make_ticket(seq, size=2))
-    killed.settled(one_cut(1, make_scored(2, 0, 2)))
+    killed.settled(one_batch(1, make_scored(2, 0, 2)))
     killed.flush()
     assert tally(read_ledger(path)).states == {"trained@1": 2, "in_flight": 4}
     restarted = Ledger(path, CompletedPositions(1))
@@ -106,7 +106,7 @@ def test_a_batch_that_did_not_become_durable_is_taken_back(tmp_path: Path) -> No
     path = ledger_path(tmp_path)
     killed = Ledger(path, CompletedPositions())
     killed.dispatched(make_ticket(0, size=2))
-    killed.settled(one_cut(1, make_scored(2, 0, 2)))
+    killed.settled(one_batch(1, make_scored(2, 0, 2)))
     killed.flush()
     Ledger(path, CompletedPositions(0)).close()
     result = tally(read_ledger(path))
@@ -176,8 +176,8 @@ def test_the_report_prints_the_table_and_its_verdict(tmp_path: Path, capsys: pyt
     ledger = Ledger(path, CompletedPositions())
     for seq in range(3):
         ledger.dispatched(make_ticket(seq, size=2))
-    ledger.settled(one_cut(1, make_scored(2, 0, 2)))
-    ledger.settled(one_cut(2, make_scored(0, 1, 2)))
+    ledger.settled(one_batch(1, make_scored(2, 0, 2)))
+    ledger.settled(one_batch(2, make_scored(0, 1, 2)))
     ledger.close()
     assert report_ledger(tmp_path) == 0
     printed = capsys.readouterr().out
@@ -211,7 +211,7 @@ def test_a_retried_rollout_is_two_dispatches_with_a_state_each(tmp_path: Path) -
     ledger.dispatched(make_ticket(0, size=2))
     ledger.retried(make_ticket(0, size=2), 1, ENV_ERROR)
     assert tally(read_ledger(path)).states == {"failed:env_error": 1, "in_flight": 2}
-    ledger.settled(one_cut(1, make_scored(2, 0, 2)))
+    ledger.settled(one_batch(1, make_scored(2, 0, 2)))
     ledger.close()
     result = tally(read_ledger(path))
     assert result.balances

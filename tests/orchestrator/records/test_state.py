@@ -92,39 +92,39 @@ class Run:
     def cursor(self) -> int:
         return self.done.cursor
 
-    def next_cut(self) -> AssembledBatch:
+    def next_batch(self) -> AssembledBatch:
         """A filtered group, then one that ships: two positions per batch."""
         for seq in (self.cursor, self.cursor + 1):
             self.ledger.dispatched(make_ticket(seq, size=2))
         groups = (make_scored(0, self.cursor, 2), make_scored(2, self.cursor + 1, 2))
         return AssembledBatch(self.outbox.next_step, groups, CompletedPositions(self.cursor + 2))
 
-    def cut(self, *, kill_after: str = "") -> None:
+    def ship(self, *, kill_after: str = "") -> None:
         """Write batch N in the order of `state.py`, up to the instant of the kill."""
-        cut = self.next_cut()
+        assembled = self.next_batch()
         if kill_after == "dispatch":
             return
-        self.ledger.settled(cut)
+        self.ledger.settled(assembled)
         if kill_after == "ledger":
             self.ledger.flush()
             return
-        batch = self.writer.prepare(cut)
+        batch = self.writer.prepare(assembled)
         if kill_after == "state":
             return
         self.outbox.put(batch)
-        self.done = self.writer.done = cut.done
+        self.done = self.writer.done = assembled.done
 
 
 @pytest.mark.parametrize("kill_after", ["dispatch", "ledger", "state", "outbox"])
-def test_a_kill_at_any_instant_of_a_cut_loses_no_position_and_repeats_none(tmp_path: Path, kill_after: str) -> None:
+def test_a_kill_at_any_instant_of_a_batch_loses_no_position_and_repeats_none(tmp_path: Path, kill_after: str) -> None:
     first = Run(tmp_path)
-    first.cut()
-    first.cut(kill_after=kill_after)
+    first.ship()
+    first.ship(kill_after=kill_after)
     second = Run(tmp_path)
     assert second.outbox.next_step == (3 if kill_after == "outbox" else 2)
     assert second.cursor == (4 if kill_after == "outbox" else 2)
     while second.outbox.next_step <= 3:
-        second.cut()
+        second.ship()
     second.ledger.close()
     groups = [second.outbox.manifest(step).num_samples for step in second.outbox.steps()]
     assert groups == [2, 2, 2]
@@ -185,7 +185,7 @@ def curricula() -> Curricula:
     return Curricula({"toy": make_curriculum(refresh_groups=1)})
 
 
-def cut(step: int) -> AssembledBatch:
+def batch(step: int) -> AssembledBatch:
     return AssembledBatch(step, (scored(step - 1, [0.0, 1.0]),), CompletedPositions(step))
 
 
@@ -194,9 +194,9 @@ def write(path: Path, *steps: int) -> None:
     known = curricula()
     history = History(path, next_step=1, curricula=known)
     for step in steps:
-        for group in cut(step).groups:
+        for group in batch(step).groups:
             known.saw(group)
-        history.write(cut(step))
+        history.write(batch(step))
 
 
 def test_a_restart_forgets_the_batch_that_did_not_become_durable(tmp_path: Path) -> None:

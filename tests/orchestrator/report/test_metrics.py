@@ -1,4 +1,4 @@
-"""Metrics of a cut: keys, what they count, and what they do not hide.
+"""Metrics of a batch: keys, what they count, and what they do not hide.
 
 What `/health` says about backlog, trainer and engines; a frozen engine is seen within five seconds.
 """
@@ -160,8 +160,8 @@ def test_every_key_has_three_parts_and_every_value_is_a_number() -> None:
 def test_numbers_of_the_environment_become_metrics() -> None:
     scored = group("copy", 0, [0.0, 1.0])
     rollouts = tuple(replace(r, metrics={"exact": r.reward}) for r in scored.group.results)  # type: ignore[type-var]
-    cut = AssembledBatch(1, (score(FinalGroup(scored.group.ticket, rollouts), GRPO),), CompletedPositions(1))  # type: ignore[arg-type]
-    assert step_metrics(cut, TIMES)["metric_exact/copy/mean"] == 0.5
+    batch = AssembledBatch(1, (score(FinalGroup(scored.group.ticket, rollouts), GRPO),), CompletedPositions(1))  # type: ignore[arg-type]
+    assert step_metrics(batch, TIMES)["metric_exact/copy/mean"] == 0.5
 
 
 def test_a_step_is_one_line_for_people() -> None:
@@ -179,11 +179,11 @@ def test_a_step_is_one_line_for_people() -> None:
         assert text in line, line
 
 
-def test_a_cut_in_which_nothing_survived_an_environment_still_has_metrics() -> None:
-    cut = AssembledBatch(
+def test_a_batch_in_which_nothing_survived_an_environment_still_has_metrics() -> None:
+    batch = AssembledBatch(
         1, (group("copy", 0, [0.0, 1.0]), group("race", 1, [ENV_ERROR, ENV_ERROR])), CompletedPositions(2)
     )
-    values = step_metrics(cut, TIMES)
+    values = step_metrics(batch, TIMES)
     assert values["failures/race/share"] == 1.0
     assert "reward/race/mean" not in values
 
@@ -203,8 +203,8 @@ def test_saved_rollouts_say_what_became_of_each() -> None:
 
 
 def test_a_dropped_group_is_saved_without_advantages() -> None:
-    cut = AssembledBatch(1, (group("race", 0, [1.0, ENV_ERROR], joint=True),), CompletedPositions(1))
-    assert [(row["state"], row["advantage"]) for row in rollout_rows(cut)] == [
+    batch = AssembledBatch(1, (group("race", 0, [1.0, ENV_ERROR], joint=True),), CompletedPositions(1))
+    assert [(row["state"], row["advantage"]) for row in rollout_rows(batch)] == [
         ("filtered:joint_failure", None),
         ("failed:env_error", None),
     ]
@@ -290,21 +290,21 @@ async def test_announced_version_counts_as_trained_before_the_report_comes(tmp_p
     async with BatchServer("tcp://127.0.0.1:0", outbox) as server:
         StatusReporter(
             server, BatchAssembler(8, 5, CompletedPositions()), health, in_flight=lambda: 0, batch_size=8
-        ).beat()
+        ).report()
     assert server.last_trained == 0
     assert health.report()["untrained_batches"] == 2
 
 
-async def test_pulse_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_path: Path) -> None:
+async def test_reporter_shows_facts_and_tells_ranks_what_this_side_waits_for(tmp_path: Path) -> None:
     health = Health("orchestrator", stall_timeout_s=60)
     async with BatchServer("tcp://127.0.0.1:0", Outbox(tmp_path, "run")) as server:
-        pulse = StatusReporter(
+        reporter = StatusReporter(
             server, BatchAssembler(8, 3, CompletedPositions()), health, in_flight=lambda: 4, batch_size=8
         )
         health.waiting_for("groups for batch 3", loop="batcher")
-        beating = asyncio.create_task(pulse.run())
-        await asyncio.sleep(0)  # the first beat comes at once
-        beating.cancel()
+        reporting = asyncio.create_task(reporter.run())
+        await asyncio.sleep(0)  # the first report comes at once
+        reporting.cancel()
         assert server.waiting_for == "batcher: groups for batch 3"
     report = health.report()
     assert report["untrained_batches"] == 2

@@ -24,11 +24,11 @@ from orchestrator.values.group import ZERO_SIGNAL, FinalGroup
 from orchestrator.values.rollout import Rollout
 from orchestrator.values.token_weights import PLAIN_RL, TokenWeights, token_weights
 from runtime.errors import PeerLostError, find_service_error
-from runtime.metrics.metric_log import read_metrics
 from tests.orchestrator.builders import make_group, make_rollout, make_ticket
 from tests.orchestrator.engine_server import EngineServer, serving
 from tests.orchestrator.toys import ToyEnv, make_config, make_engine, run_orchestrator, run_toy
 from tests.support.fakes import FakeTrainer
+from tests.support.metrics import read_metrics
 from transport.wire.generation import ScoreReply, ScoreRequest
 from transport.wire.ledger import tally
 from transport.wire.sample import TrainingSample

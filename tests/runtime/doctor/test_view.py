@@ -187,7 +187,7 @@ def test_run_without_services_says_so(run_dir: RunDir, capsys: pytest.CaptureFix
     assert run(["doctor", str(run_dir.path)]) == 0
     shown = capsys.readouterr().out
     assert "no service was ever started" in shown
-    assert "nobody says that it waits" in shown
+    assert "no service says that it waits" in shown
 
 
 def test_words_of_others_are_neither_markup_nor_obeyed() -> None:

@@ -1,4 +1,4 @@
-"""`rl` with stand-in services: real processes, real signals, and never an orphan."""
+"""`rl` with fake services: real processes, real signals, and never an orphan."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from runtime.launch.launcher import describe_exit
-from runtime.metrics.metric_log import read_metrics
 from runtime.process.guardian import COOKIE_VARIABLE, end_marked, marked_processes
 from runtime.run_dir.run_dir import RunDir, ServiceInfo
 from tests.runtime.launch.fake_services import END_FLAG, MODULE, SLEEPER
+from tests.support.metrics import read_metrics
 from tests.support.process import Process
 from tests.support.waiting import until
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 class Rl:
-    """One `rl` with stand-ins, its run directory, and every process that descends from it."""
+    """One `rl` with fake services, its run directory, and every process that descends from it."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.mark = uuid.uuid4().hex

@@ -17,10 +17,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from runtime.config.config import MetricsConfig, TrackioConfig, WandbConfig
-from runtime.metrics.metric_log import MetricLog, read_metrics
+from runtime.metrics.metric_log import MetricLog
 from runtime.metrics.progress import MetricTail
 from runtime.metrics.sinks import JsonlSink, TensorBoardSink
 from runtime.run_dir.run_dir import RunDir
+from tests.support.metrics import read_metrics
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.trainer.runs import weights_of
 from tests.trainer.tiny import ALONE, file_size_limit, make_checkpoints, make_tiny, save, train_and_save
 from trainer.checkpoints import checkpoints as checkpoint
 from trainer.checkpoints import state as checkpoint_state
-from trainer.checkpoints.checkpoints import MAX_RETRY_PAUSE_S, RETRY_PAUSE_S, copy_model_files
+from trainer.checkpoints.checkpoints import BACKOFF, copy_model_files
 from trainer.checkpoints.export import export_checkpoint, newest_checkpoint
 from trainer.checkpoints.manifest import MANIFEST_NAME, read_manifest, verify_files
 from trainer.checkpoints.state import TrainState, file_numbers, load_tensors, load_weights, save_tensors
@@ -199,7 +199,7 @@ def test_the_same_step_is_saved_again_after_a_pause_only(root, model_path, monke
     with file_size_limit(2_000):
         for step in (1, 2, 3, 3, 3, 3, 3, 3):
             assert not save(checkpoints, tiny, step)
-    assert pauses == [*(RETRY_PAUSE_S * 2**power for power in (2, 3, 4, 5)), MAX_RETRY_PAUSE_S]
+    assert pauses == [*(BACKOFF.first_s * 2**power for power in (2, 3, 4, 5)), BACKOFF.longest_s]
 
 
 @pytest.mark.parametrize("background", [False, True])

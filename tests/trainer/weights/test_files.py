@@ -21,6 +21,7 @@ from trainer.weights import files as publish
 from trainer.weights.files import FilePublisher
 from trainer.weights.local_ranges import LocalRange, local_range, named_weights, raw_bytes, spec_of
 from trainer.weights.safetensors_layout import plan_shards
+from transport.backoff import Backoff
 from transport.errors import WeightsError
 from transport.wire.weights import TensorEntry, hash_bytes, read_weight_manifest, version_dir, weights_digest
 
@@ -112,7 +113,7 @@ def test_leftovers_of_a_killed_publish_are_cleaned_up_and_never_look_like_a_vers
 
 
 def test_a_full_disk_leaves_the_old_version_and_ends_with_a_storage_error(root, monkeypatch):
-    monkeypatch.setattr(publish, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(publish, "BACKOFF", Backoff(0.0, 0.0))
     publisher = FilePublisher(root, "run", 2, ALONE)
     model = nn.Linear(200, 200)
     before = publisher.publish(model, 1)
