@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chat.branch import Branch
+from chat.trajectory import Branch
 from orchestrator.engines.protocol import Engine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.values.rollout import Example, Rollout, RolloutFailure
 from transport.client.client import BatchClient
 from transport.wire.generation import GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 PROMPT_TOKENS = 32
 NUM_EXAMPLES = 100_000

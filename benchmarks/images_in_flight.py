@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks import harness
 from chat.tokenizer import Tokenizer
-from orchestrator.batches.samples import to_samples
+from orchestrator.batches.assembler import to_samples
 from orchestrator.config.engines import EnginesConfig
 from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.envs.session import SamplingPlan, Session
@@ -32,8 +32,7 @@ from orchestrator.values.rollout import Rollout
 from transport.wire.batch import build_batch
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, MSGPACK, GenerateReply, GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 NUM_ROLLOUTS = 256
 SIDE = 296

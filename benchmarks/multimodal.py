@@ -42,8 +42,7 @@ from transport.client.client import BatchClient
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer
 from transport.wire.batch import build_batch
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 RUN = "bench"
 NUM_SAMPLES = 256

@@ -12,11 +12,10 @@ import numpy as np
 
 from benchmarks import harness
 from trainer.arrays import IntArray
-from trainer.planning.bins import best_fit_decreasing, compute_cost
 from trainer.planning.layout import Layout
-from trainer.planning.plan import MiniBatchPlan, plan_step
+from trainer.planning.plan import MiniBatchPlan, best_fit_decreasing, compute_cost, plan_step
 from transport.wire.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 CAP = 8192
 REPEATS = 9

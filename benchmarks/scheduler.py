@@ -32,8 +32,8 @@ from benchmarks import harness
 from benchmarks.fakes import PROMPT_TOKENS, FakeEnv
 from orchestrator.cli import SWITCH_INTERVAL_S
 from orchestrator.config.orchestrator import OrchestratorConfig
+from orchestrator.engines.protocol import check_reply
 from orchestrator.engines.scripted import ScriptedEngine
-from orchestrator.engines.validation import check_reply
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.orchestrator import Orchestrator, open_outbox
 from runtime.health.health import Health
@@ -41,8 +41,7 @@ from runtime.metrics.metric_log import MetricLog
 from runtime.run_dir.run_dir import RunDir
 from transport.server.server import BatchServer
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 GROUP_SIZE, BATCH_SIZE, MAX_STALENESS = 8, 4096, 4
 VOCAB_SIZE, MAX_TOKENS = 32_000, 256

@@ -27,8 +27,7 @@ from transport.outbox.outbox import Outbox
 from transport.security.keys import CurveKeys, make_keys
 from transport.server.server import BatchServer
 from transport.wire.batch import EncodedBatch, build_batch, decode_rows
-from transport.wire.sample import TrainingSample, VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 
 RUN = "bench"
 NUM_SAMPLES, NUM_TOKENS = 128, 4096

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import tokenizers
 
-from chat.branch import Int32s
 from chat.errors import ChatTemplateError
 from chat.images.reader import ImageReader, read_image_reader
 from chat.model_folder import read_core, read_eos_ids, read_json_object, template_source, token_text
 from chat.templates import ChatTemplate, Message
 from runtime.errors import UserError
 
+Int32s = npt.NDArray[np.int32]
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 

@@ -19,18 +19,50 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from chat.branch import Bools, Branch, Floats, ImagePatches, Int32s, UInt8s
 from chat.errors import ImageError
 from chat.images.message_parts import digests
+from chat.images.patches import ImagePatches
 from chat.templates import Message, extends, normalized, tail_after_assistant
-from chat.tokenizer import Tokenizer
+from chat.tokenizer import Int32s, Tokenizer
 from transport.wire.generation import GenerateReply
 from transport.wire.sample import VersionSpan
 
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+UInt8s = npt.NDArray[np.uint8]
 Tools = Sequence[Mapping[str, object]] | None
 NO_IMAGES: Mapping[str, ImagePatches] = MappingProxyType({})
+
+
+class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One token sequence of a trajectory: exactly what the model saw and sampled. All arrays have the same length."""
+
+    token_ids: Int32s
+    sampled: Bools
+    """True where the policy sampled the token."""
+    logprobs: Floats
+    """Log probability of sampled tokens, 0 elsewhere."""
+    versions: tuple[VersionSpan, ...]
+    """Spans over the whole branch, sampled tokens only; empty if no policy of ours sampled them."""
+    observed: Bools | None = None
+    """True where the environment wrote the token after the first turn (`None`: nowhere); in one branch only, like
+    `sampled`."""
+    ref_logprobs: Floats | None = None
+    """Log probability of every token under a teacher, 0 at position 0."""
+    images: ImagePatches | None = None
+    """What the model saw beside text, in the order of the tokens."""
+    token_types: UInt8s | None = None
+    """1 where a token stands for a part of an image; `None` without images. Sampled tokens are always 0."""
+
+    def __post_init__(self) -> None:
+        arrays = (self.token_ids, self.sampled, self.logprobs, self.observed, self.ref_logprobs, self.token_types)
+        shapes = [array.shape for array in arrays if array is not None]
+        if any(shape != (len(self.token_ids),) for shape in shapes):
+            raise ValueError(f"the arrays of a branch differ in their shapes: {shapes}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from inference.api.handlers import REQUEST_TIMEOUT_S
 from inference.api.requests import max_body_bytes
 from inference.config import InferenceConfig
 from inference.server.app import make_app
-from inference.server.state import ServerMetrics, ServerState
+from inference.server.routes import ServerMetrics, ServerState
 from inference.vllm_engine.supervisor import VllmSupervisor
 from runtime.base.files import read_or_make_secret
 from runtime.errors import ServiceError

@@ -41,9 +41,8 @@ from orchestrator.engines.protocol import Engine, EngineError
 from orchestrator.envs.protocol import EnvAdapter, close_adapter
 from orchestrator.eval.evaluator import Evaluator
 from orchestrator.groups.collector import Collector
-from orchestrator.groups.guards import FailureGuard, SignalGuard
 from orchestrator.groups.scheduler import EnvRunner, Scheduler
-from orchestrator.groups.scoring import group_rules, normalise_batch
+from orchestrator.groups.scoring import FailureGuard, SignalGuard, group_rules, normalise_batch
 from orchestrator.policy.canary import canary_check
 from orchestrator.policy.concurrency import PERIOD_S, Bounds, ConcurrencyController
 from orchestrator.policy.weight_updates import WeightUpdates
@@ -54,7 +53,7 @@ from orchestrator.records.state import STATE_NAME, describe_order, load_state, r
 from orchestrator.report.metrics import StepTimes, step_line, step_metrics
 from orchestrator.report.status import EngineWatch, StatusReporter
 from orchestrator.teachers.scored_env import AnyTeacher
-from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import AssembledBatch
 from runtime.errors import PeerLostError, StorageError, UserError
 from runtime.health.health import Fact, Health
 from runtime.metrics.metric_log import MetricLog

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from runtime.base.files import atomic_write, read_or_make_secret
+from runtime.base.files import read_or_make_secret
 from runtime.config.config import parse_config, resolved_json
 from runtime.doctor.view import doctor
 from runtime.errors import UserError
@@ -23,6 +23,7 @@ from runtime.launch.run_monitor import RunMonitor
 from runtime.process.service import run_main
 from runtime.process.shutdown import Shutdown
 from runtime.run_dir.run_dir import RunDir
+from transport.durable import atomic_write
 
 
 def main() -> NoReturn:

@@ -31,8 +31,7 @@ from trainer.observe.telemetry import Telemetry
 from trainer.observe.token_export import TokenExport
 from trainer.optimizer import current_learning_rate, learning_rate, set_learning_rate
 from trainer.planning.layout import Layout
-from trainer.planning.micro_batch import MicroBatch
-from trainer.planning.pack import pack_mini_batch
+from trainer.planning.pack import MicroBatch, pack_mini_batch
 from trainer.planning.plan import StepPlan, plan_step
 from trainer.ranks import Ranks
 from trainer.step.report import StepReport, TrainProgress

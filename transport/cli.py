@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from transport.errors import TransportError
-from transport.outbox.batch_file import BatchFile
+from transport.outbox.outbox import BatchFile
 from transport.wire.batch import decode_batch
 from transport.wire.sample import TrainingSample
 

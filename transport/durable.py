@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transport.wire.tensor import Buffer  # numpy: small commands write files, too
+    from transport.wire.sample import Buffer  # numpy: small commands write files, too
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -48,6 +48,11 @@ def write_durably(
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def atomic_write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """`write_durably` for a small file that several processes may write, readable by all. Raises `OSError`."""
+    write_durably(path, [data], several_writers=True, mode=mode)
 
 
 def sync_directory(directory: Path) -> None:

@@ -3,11 +3,12 @@
     any image ──RGB──▶ resized (bicubic, sides a multiple of patch x merge) ──table──▶ normalised ──▶ patches [P, D]
 
 Rescaling and normalising depend on channel and byte only, so they are a table of 3 x 256 floats, computed with the
-arithmetic of transformers: float64 product, float32 difference and quotient.
+arithmetic of transformers: float64 product, float32 difference and quotient. `ImagePatches` are those of a prompt.
 """
 
 import math
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from chat.errors import ImageError
+from transport.wire.sample import EncodedTensor
 
 MAX_ASPECT = 200
 Patches = npt.NDArray[np.float32]
@@ -105,3 +107,43 @@ def _patchify(planes: npt.NDArray[np.float32], settings: PatchSettings) -> Patch
     blocks = blocks.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]  # [H', W', m, m, 3, 1, size, size]
     blocks = np.broadcast_to(blocks, (*blocks.shape[:5], time, size, size))
     return PatchGrid(blocks.reshape(height * width, 3 * time * size * size), height, width)
+
+
+class ImagePatches(msgspec.Struct, frozen=True, eq=False, weakref=True, forbid_unknown_fields=True):
+    """Patches of images in the order of their placeholders. Shared, never copied: do not change the arrays."""
+
+    digests: tuple[str, ...]
+    """Which images: one digest each."""
+    pixel_values: EncodedTensor
+    """float32[P, D]: all patches of all images."""
+    image_grid_thw: EncodedTensor
+    """int64[N, 3]: time, height and width of each image, in patches."""
+
+    def __post_init__(self) -> None:
+        for tensor in self.mm_kwargs.values():
+            tensor.check()
+
+    @property
+    def mm_kwargs(self) -> dict[str, EncodedTensor]:
+        """Inputs of the model's forward, by name."""
+        return {"pixel_values": self.pixel_values, "image_grid_thw": self.image_grid_thw}
+
+    @property
+    def num_patches(self) -> list[int]:
+        counts: list[int] = self.image_grid_thw.numpy().prod(axis=1).tolist()
+        return counts
+
+
+ImageCache = WeakValueDictionary[tuple[str, ...], ImagePatches]
+"""Weak references to images in use, by their digests: equal digests are equal images."""
+
+
+def joined_patches(parts: list[ImagePatches]) -> ImagePatches:
+    """All images of `parts`, in order; the only one itself, without a copy."""
+    if len(parts) == 1:
+        return parts[0]
+    return ImagePatches(
+        tuple(digest for part in parts for digest in part.digests),
+        EncodedTensor.of(np.concatenate([part.pixel_values.numpy() for part in parts])),
+        EncodedTensor.of(np.concatenate([part.image_grid_thw.numpy() for part in parts])),
+    )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from chat.branch import ImagePatches
 from chat.errors import ImageError
+from chat.images.patches import ImagePatches
 
 IMAGE_TYPE = 1
 UInt8s = npt.NDArray[np.uint8]

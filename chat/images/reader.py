@@ -14,13 +14,12 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from chat.branch import ImageCache, ImagePatches, joined_patches
 from chat.images.message_parts import Message, decoded_image, digest_of, image_urls, with_digests
-from chat.images.patches import PatchMaker, PatchSettings
+from chat.images.patches import ImageCache, ImagePatches, PatchMaker, PatchSettings, joined_patches
 from chat.images.placeholders import Placeholders
 from chat.model_folder import read_json_object
 from runtime.errors import UserError
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from inference.api.arrays import Floats, Int32s, Int64s, UInt8s
 from inference.errors import BadRequest
 from transport.errors import CodecError
 from transport.wire.generation import GenerateRequest
-from transport.wire.tensor import Array, EncodedTensor
+from transport.wire.sample import Array, EncodedTensor
 
 FIELDS = frozenset({"pixel_values", "image_grid_thw"})
 

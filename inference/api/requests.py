@@ -15,7 +15,7 @@ from inference.errors import BadRequest
 from runtime.base.files import sees_images
 from transport.errors import CodecError
 from transport.wire.generation import ApplyWeights, GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.01

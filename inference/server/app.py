@@ -3,8 +3,7 @@
 from aiohttp import web
 
 from inference.server import chat_route, routes
-from inference.server.responses import errors_as_json
-from inference.server.state import STATE, ServerState
+from inference.server.routes import STATE, ServerState, errors_as_json
 from transport.wire.generation import GENERATE_PATH, SCORE_PATH, WEIGHTS_PATH
 
 

@@ -12,8 +12,7 @@ from inference.api.chat_request import ChatRequest, decode_chat, jobs_of, plain_
 from inference.api.generation import Completion, Job
 from inference.api.handlers import json_answer
 from inference.errors import InferenceError
-from inference.server.responses import read_body, response_of
-from inference.server.state import STATE, ServerState
+from inference.server.routes import STATE, ServerState, read_body, response_of
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:

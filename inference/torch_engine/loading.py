@@ -28,7 +28,7 @@ from inference.config import InferenceConfig, ServedModelConfig
 from inference.torch_engine.attention import ATTENTION_NAME, register_attention
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
-from inference.torch_engine.slot_model import SlotModel, pad_right
+from inference.torch_engine.slots import SlotModel, pad_right
 from inference.torch_engine.vision import Vision
 from inference.vision_models import VISION_MODELS, has_vision
 from inference.weights.receiver import WeightReceiver, fetch_settings

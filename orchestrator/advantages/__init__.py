@@ -5,10 +5,8 @@ from orchestrator.advantages.contract import (
     AdvantageInputs,
     AdvantageOutputs,
     NamedAdvantage,
-    compute_advantages,
-    finish_batch,
 )
-from orchestrator.advantages.functions import make_advantage
+from orchestrator.advantages.functions import compute_advantages, finish_batch, make_advantage
 
 __all__ = [
     "AdvantageFunction",

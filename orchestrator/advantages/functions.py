@@ -1,4 +1,6 @@
-"""The built-in advantage functions. All accept any size >= 1 and are indifferent to the order of the rollouts.
+"""The built-in advantage functions, and the one place that calls one, built-in or custom.
+
+All accept any size >= 1 and are indifferent to the order of the rollouts.
 
 A group whose rewards are all equal, a group of one included, gets exact zeros from every function with a baseline.
 """
@@ -6,6 +8,8 @@ A group whose rewards are all equal, a group of one included, gets exact zeros f
 import math
 from collections.abc import Sequence
 from functools import partial
+
+import numpy as np
 
 from orchestrator.advantages.contract import AdvantageInputs, AdvantageOutputs, NamedAdvantage
 from orchestrator.config.advantage import (
@@ -18,10 +22,17 @@ from orchestrator.config.advantage import (
     ReinforcePpAdvantageConfig,
     RlooAdvantageConfig,
 )
+from orchestrator.errors import AdvantageError
+from orchestrator.values.group import GroupKey
+from orchestrator.values.rollout import Rollout
 from runtime.base.imported import load_function
 
 _EPSILON = 1e-6
 """Keeps quotients finite; far below any reward spread that means something."""
+
+
+NUMBERS = (int, float, np.integer, np.floating)
+"""What a function may return: numpy's float32 is not a `float`, its float64 is."""
 
 
 def grpo(inputs: AdvantageInputs, *, normalize_std: bool) -> AdvantageOutputs:
@@ -97,3 +108,35 @@ def make_advantage(config: AdvantageConfig) -> NamedAdvantage:
         case CustomAdvantageConfig():
             function = load_function(config.import_path, config.kwargs, section="advantage")
             return NamedAdvantage(config.import_path, partial(function, **config.kwargs))
+
+
+def compute_advantages(advantage: NamedAdvantage, key: GroupKey, rollouts: Sequence[Rollout]) -> tuple[float, ...]:
+    """Call the function for one group and hold it to its contract. Raises `AdvantageError`."""
+    where = f"advantage function {advantage.name!r} for env {key.env_name!r}, example {key.example_id!r}"
+    try:
+        outputs = advantage.function(AdvantageInputs(list(rollouts)))
+    except Exception as error:  # a custom function is foreign code: whatever it raises must name the group
+        raise AdvantageError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(outputs, AdvantageOutputs):
+        raise AdvantageError(f"{where} must return AdvantageOutputs, got {type(outputs).__name__}")
+    try:
+        return _checked(where, list(outputs.advantages), len(rollouts))
+    except TypeError as error:
+        raise AdvantageError(f"{where} returned {outputs.advantages!r}, not a list of numbers") from error
+
+
+def finish_batch(advantage: NamedAdvantage, env_name: str, advantages: Sequence[float]) -> tuple[float, ...]:
+    """The second pass over everything that `env_name` brings to one batch. Raises `AdvantageError`."""
+    if advantage.over_batch is None:
+        return tuple(advantages)
+    where = f"advantage function {advantage.name!r} over the batch for env {env_name!r}"
+    return _checked(where, advantage.over_batch(list(advantages)), len(advantages))
+
+
+def _checked(where: str, advantages: list[float], num_rollouts: int) -> tuple[float, ...]:
+    if len(advantages) != num_rollouts:
+        raise AdvantageError(f"{where} returned {len(advantages)} numbers for {num_rollouts} rollouts")
+    for index, value in enumerate(advantages):
+        if not isinstance(value, NUMBERS) or not math.isfinite(value):
+            raise AdvantageError(f"{where} returned {value!r} for rollout {index} of {num_rollouts}")
+    return tuple(float(value) for value in advantages)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chat.branch import Branch
-from orchestrator.advantages.contract import NamedAdvantage, compute_advantages
+from chat.trajectory import Branch
+from orchestrator.advantages.contract import NamedAdvantage
+from orchestrator.advantages.functions import compute_advantages
 from orchestrator.errors import AdvantageError
 from orchestrator.values.group import GroupKey
 from orchestrator.values.rollout import Rollout

@@ -13,14 +13,12 @@ from typing import TypeVar
 from loguru import logger
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
-from orchestrator.batches.assembler import BatchAssembler
-from orchestrator.batches.samples import to_samples
+from orchestrator.batches.assembler import BatchAssembler, to_samples
 from orchestrator.records.history import History
 from orchestrator.records.ledger import Ledger
 from orchestrator.records.rollout_log import RolloutLog
 from orchestrator.records.state import BatchState, save_state
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.staleness import check_staleness
+from orchestrator.values.group import AssembledBatch, check_staleness
 from runtime.errors import StorageError
 from runtime.health.health import Health
 from transport.backoff import Backoff

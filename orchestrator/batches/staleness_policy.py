@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.config.orchestrator import OrchestratorConfig
-from orchestrator.values.group import STALE, ScoredGroup
-from orchestrator.values.staleness import staleness
+from orchestrator.values.group import STALE, ScoredGroup, staleness
 
 
 class Verdict(StrEnum):

@@ -148,6 +148,6 @@ def check_labels(key: str, labels: Sequence[str]) -> None:
         raise ValueError(f'{key}: the name "all" is reserved for aggregate metrics; set {key}[].name')
     unfit = [label for label in labels if not label or "/" in label]
     if unfit:
-        raise ValueError(f"{key}: {unfit[0]!r} is no name: it must not be empty or hold a slash; set {key}[].name")
+        raise ValueError(f"{key}: {unfit[0]!r} is not a name: it must not be empty or hold a slash; set {key}[].name")
     if len(set(labels)) < len(labels):
         raise ValueError(f"{key}: names must differ, got {list(labels)}; set {key}[].name")

@@ -10,10 +10,8 @@ from loguru import logger
 
 from orchestrator.config.engines import EnginesConfig
 from orchestrator.engines.http_client import EngineClient, TemporaryError, new_session, retrying, when_ready
-from orchestrator.engines.pool import EnginePool
-from orchestrator.engines.protocol import Availability, EngineError, EngineLoad, total_load
-from orchestrator.engines.replica import MAX_FAILURES, Replica, ReplicaClient, Target, slowest
-from orchestrator.engines.validation import check_reply
+from orchestrator.engines.pool import MAX_FAILURES, EnginePool, Replica, ReplicaClient, Target, slowest
+from orchestrator.engines.protocol import Availability, EngineError, EngineLoad, check_reply, total_load
 from transport.security.exposure import netloc
 from transport.wire.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
 

@@ -12,14 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import xxhash
 
-from chat.branch import Int32s
-from chat.tokenizer import Tokenizer
+from chat.tokenizer import Int32s, Tokenizer
 from orchestrator.config.engines import ScriptedEngineConfig
-from orchestrator.engines.protocol import Availability, EngineError, EngineLoad
-from orchestrator.engines.validation import check_reply
+from orchestrator.engines.protocol import Availability, EngineError, EngineLoad, check_reply
 from transport.wire.generation import FinishReason, GenerateReply, GenerateRequest, ServedWeights
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 Script = Callable[[GenerateRequest], Int32s]
 """Request to sampled ids; longer answers than `max_tokens` are cut."""

@@ -20,8 +20,7 @@ import numpy as np
 from orchestrator.engines.http_client import HEALTH_TIMEOUT_S, EngineHealth, decoded, exchange
 from orchestrator.engines.protocol import EngineError
 from transport.wire.generation import ApplyWeights, FinishReason, GenerateReply, GenerateRequest, ServedWeights
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 

@@ -6,16 +6,15 @@ from typing import Literal
 
 import numpy as np
 
-from chat.branch import Branch
 from chat.errors import ImageError
 from chat.images.message_parts import image_urls
 from chat.images.reader import ReadMessages
 from chat.templates import Message
 from chat.tokenizer import Tokenizer
-from chat.trajectory import Trajectory
+from chat.trajectory import Branch, Trajectory
 from orchestrator.engines.protocol import ChatAsk, ChatModel, ChatReply, EngineError, InvalidResponse, Model
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from orchestrator.config.eval import EvalConfig
 from orchestrator.envs.protocol import EnvAdapter
 from orchestrator.eval.playing import Outcomes, play, unplayed
 from orchestrator.eval.stats import eval_metrics
-from runtime.base.files import atomic_write
 from runtime.health.health import Health
 from transport.changes import Changes
+from transport.durable import atomic_write
 
 Log = Callable[[int, Mapping[str, float]], None]
 LOOP = "evaluator"

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator.config.eval import EvalEnvConfig
 from orchestrator.data.seeds import rollout_seed
-from orchestrator.envs.outcome import accept
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, call_adapter
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, accept, call_adapter
 from orchestrator.values.rollout import Example, FailureReason, Rollout, RolloutFailure
 from transport.changes import Changes
 

@@ -14,7 +14,7 @@ from orchestrator.eval.playing import Outcomes
 from orchestrator.eval.stats import eval_metrics
 from orchestrator.records.rollout_log import failure_row, rollout_row
 from orchestrator.values.rollout import Rollout, RolloutFailure, commonest_failure
-from runtime.base.files import atomic_write
+from transport.durable import atomic_write
 
 RESULT_NAME = "eval.json"
 ROLLOUTS_NAME = "rollouts.jsonl"

@@ -11,8 +11,7 @@ from loguru import logger
 
 from orchestrator.batches.assembler import BatchAssembler
 from orchestrator.errors import InvariantError
-from orchestrator.groups.guards import FailureGuard, SignalGuard
-from orchestrator.groups.scoring import GroupRule, score
+from orchestrator.groups.scoring import FailureGuard, GroupRule, SignalGuard, score
 from orchestrator.records.ledger import Ledger
 from orchestrator.values.group import STALE, FinalGroup, GroupKey, ScoredGroup, Ticket
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure

@@ -19,8 +19,7 @@ from orchestrator.config.envs import EnvConfig
 from orchestrator.data.examples import ExampleOrder, Visit
 from orchestrator.data.seeds import retry_seed, rollout_seed
 from orchestrator.engines.protocol import Availability
-from orchestrator.envs.outcome import accept, lost_tries
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, call_adapter
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, accept, call_adapter, lost_tries
 from orchestrator.groups.collector import Collector
 from orchestrator.values.group import GroupKey, Ticket
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure

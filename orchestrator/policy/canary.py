@@ -10,13 +10,13 @@ import asyncio
 import numpy as np
 from loguru import logger
 
-from chat.branch import Floats
+from chat.trajectory import Floats
 from orchestrator.config.engines import PolicyEnginesConfig
 from orchestrator.engines.protocol import Engine
 from orchestrator.errors import CanaryError
 from transport.outbox.progress import PublishedWeights
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 from transport.wire.weights import Canary
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.data.curriculum import Curricula, Lesson
 from orchestrator.errors import StateMismatchError
-from orchestrator.values.batch import AssembledBatch
+from orchestrator.values.group import AssembledBatch
 
 HISTORY_NAME = "history.jsonl"
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.errors import LedgerError
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import STALE, ScoredGroup, Ticket
+from orchestrator.values.group import STALE, AssembledBatch, ScoredGroup, Ticket
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from transport.wire.ledger import Cancelled, CancelReason, CompletedPositions, Dispatched, Record, Retried, Settled
 

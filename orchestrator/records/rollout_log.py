@@ -12,12 +12,11 @@ import msgspec
 import numpy as np
 from loguru import logger
 
-from chat.branch import Branch
+from chat.trajectory import Branch
 from orchestrator.records.ledger import failed_state, terminal_states
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import ScoredGroup
+from orchestrator.values.group import AssembledBatch, ScoredGroup
 from orchestrator.values.rollout import Rollout, RolloutFailure
-from runtime.base.files import atomic_write
+from transport.durable import atomic_write
 
 
 def rollout_log_path(folder: Path, step: int) -> Path:

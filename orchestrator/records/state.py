@@ -26,7 +26,7 @@ import msgspec
 
 from orchestrator.data.examples import EnvShare
 from orchestrator.errors import StateMismatchError
-from runtime.base.files import atomic_write
+from transport.durable import atomic_write
 from transport.wire.ledger import CompletedPositions, PositionSpan
 
 STATE_NAME = "orchestrator.json"

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from chat.branch import Branch
 from chat.tokenizer import Tokenizer
+from chat.trajectory import Branch
 from orchestrator.config.algorithm import OpdAlgorithmConfig, SftAlgorithmConfig, teacher_name
 from orchestrator.config.envs import EnvConfig
 from orchestrator.config.orchestrator import OrchestratorConfig

@@ -10,14 +10,14 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from chat.branch import Floats, Int32s
+from chat.tokenizer import Int32s
+from chat.trajectory import Floats
 from orchestrator.config.algorithm import TeacherConfig
 from orchestrator.engines.http_client import EngineClient, TemporaryError, new_session, retrying, when_ready
-from orchestrator.engines.protocol import EngineError
-from orchestrator.engines.validation import check_reply, checked_scores
+from orchestrator.engines.protocol import EngineError, check_reply, checked_scores
 from runtime.errors import PeerLostError, UserError
 from transport.wire.generation import GenerateReply, GenerateRequest, ScoreReply, ScoreRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 
 class Teacher:

@@ -1,10 +1,18 @@
-"""A group of rollouts as it goes on: `GroupKey`, `Ticket` (dispatched), `FinalGroup`, `ScoredGroup`."""
+"""A group of rollouts from draw to batch: `GroupKey`, `Ticket`, `FinalGroup`, `ScoredGroup`, `AssembledBatch`.
 
+Staleness is how many policy versions a sample is behind the one that its batch trains; the one definition is here.
+Batch `N` trains version `N - 1`. A rollout whose oldest token was sampled by version `v` has staleness `(N - 1) - v` in
+it. `orchestrator/batches/staleness_policy.py` keeps it within `max_staleness`; `check_staleness` verifies that.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orchestrator.values.rollout import Rollout, RolloutFailure
-from orchestrator.values.token_weights import PLAIN_RL, TokenWeights
+from orchestrator.errors import InvariantError
+from orchestrator.values.rollout import PLAIN_RL, Rollout, RolloutFailure, TokenWeights
+from transport.wire.ledger import CompletedPositions
 
 JOINT_FAILURE = "joint_failure"
 """A member of a jointly scored group failed."""
@@ -136,3 +144,47 @@ class ScoredGroup:
             return ()
         pairs = zip(self.group.survivors, self.advantages, strict=True)
         return tuple((index, rollout, advantage) for (index, rollout), advantage in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledBatch:
+    """Batch `step`: every group that was taken since the batch before was complete, filtered and stale ones
+    included."""
+
+    step: int
+    groups: tuple[ScoredGroup, ...]
+    done: CompletedPositions
+    """What is in this batch and those before it: where a run that has this batch continues."""
+
+    @property
+    def trained(self) -> tuple[ScoredGroup, ...]:
+        """The groups whose samples are in the batch."""
+        return tuple(group for group in self.groups if group.num_trainable)
+
+    @property
+    def by_env(self) -> dict[str, list[ScoredGroup]]:
+        """The groups of each environment, in their order."""
+        found: dict[str, list[ScoredGroup]] = defaultdict(list)
+        for group in self.groups:
+            found[group.env_name].append(group)
+        return dict(found)
+
+
+def oldest_version(rollout: Rollout) -> int | None:
+    """The version that the staleness of the rollout is counted from; `None` if no policy of ours sampled it."""
+    return min((span.version for branch in rollout.branches for span in branch.versions), default=None)
+
+
+def staleness(step: int, groups: Iterable[ScoredGroup]) -> list[int]:
+    """`(step - 1) - oldest version` of every trained rollout that a policy of ours sampled."""
+    versions = (oldest_version(rollout) for group in groups for _, rollout, _ in group.trainable)
+    return [step - 1 - version for version in versions if version is not None]
+
+
+def check_staleness(batch: AssembledBatch, max_staleness: int) -> None:
+    """Raise `InvariantError` if a sample of `batch` is staler than `max_staleness`."""
+    worst = max(staleness(batch.step, batch.groups), default=0)
+    if worst > max_staleness:
+        raise InvariantError(
+            f"batch {batch.step} holds a sample of staleness {worst}, above max_staleness {max_staleness}"
+        )

@@ -1,4 +1,4 @@
-"""Files that services share: written whole or not at all, secrets for their owner, a model's own config."""
+"""Files that services share: secrets for their owner, a model's own config."""
 
 import contextlib
 import json
@@ -8,12 +8,6 @@ from pathlib import Path
 
 from runtime.errors import UserError
 from transport.durable import write_durably
-
-
-def atomic_write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`, durably (`write_durably`), whoever else writes it. Raises `OSError`."""
-    write_durably(path, [data], several_writers=True, mode=mode)
-
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

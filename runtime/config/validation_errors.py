@@ -13,10 +13,10 @@ from runtime.config.keys import ConfigClass, config_keys, key_of
 MAX_VALUE_CHARS = 80
 """Longer values are cut in messages."""
 REMOVED_KEYS = {
-    "metrics.wandb.init_timeout_s": "WANDB_INIT_TIMEOUT_S in runtime/metrics/sinks.py",
+    "metrics.wandb.init_timeout_s": "WANDB_INIT_TIMEOUT_S in runtime/metrics/metric_log.py",
     "end_timeout_s": "END_TIMEOUT_S in runtime/launch/launcher.py",
     "concurrency_period_s": "PERIOD_S in orchestrator/policy/concurrency.py",
-    "error_window": "ERROR_WINDOW in orchestrator/groups/guards.py",
+    "error_window": "ERROR_WINDOW in orchestrator/groups/scoring.py",
     "engines.dns_interval_s": "DNS_INTERVAL_S in orchestrator/engines/http_engine.py",
     "envs[].worker_start_timeout_s": "START_TIMEOUT_S in orchestrator/envs/workers/env.py",
     "envs[].max_worker_restarts": "MAX_RESTARTS in orchestrator/envs/workers/env.py",

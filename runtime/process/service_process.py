@@ -5,7 +5,6 @@ from types import TracebackType
 
 from prometheus_client import CollectorRegistry
 
-from runtime.base.files import atomic_write
 from runtime.config.config import ServiceConfig, resolved_json
 from runtime.health.health import Health
 from runtime.health.server import HealthServer
@@ -15,6 +14,7 @@ from runtime.process.logging import setup_logging
 from runtime.process.shutdown import Shutdown
 from runtime.process.watchdog import Watchdog
 from runtime.run_dir.run_dir import RunDir, ServiceInfo
+from transport.durable import atomic_write
 
 
 class ServiceProcess:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.base.files import atomic_write
 from runtime.errors import UserError
 from runtime.run_dir.service_lock import ServiceLock, is_held
+from transport.durable import atomic_write
 
 
 class ServiceInfo(msgspec.Struct, frozen=True, kw_only=True):

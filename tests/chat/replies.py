@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chat.branch import Branch
+from chat.trajectory import Branch
 from transport.wire.generation import FinishReason, GenerateReply
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 
 def make_reply(

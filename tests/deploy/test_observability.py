@@ -6,7 +6,7 @@ import re
 import yaml
 from prometheus_client import generate_latest
 
-from inference.server.state import ServerMetrics
+from inference.server.routes import ServerMetrics
 from runtime.health.health import Health
 from runtime.health.server import HealthGauges
 from tests.deploy.commands import ROOT

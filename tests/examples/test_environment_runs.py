@@ -17,8 +17,7 @@ from colour_puzzle import COLOUR, COLOURS
 from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
-from orchestrator.envs.outcome import accept
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, accept
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.config.config import load_config, parse_config
 from runtime.launch.rl_config import RlConfig, compose, find_services

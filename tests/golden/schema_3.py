@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from transport.outbox.batch_file import file_chunks
+from transport.outbox.outbox import file_chunks
 from transport.wire.batch import EncodedBatch, build_batch
 from transport.wire.codec import encode, int32
 from transport.wire.messages import (
@@ -38,8 +38,7 @@ from transport.wire.messages import (
     WeightsPublished,
     Welcome,
 )
-from transport.wire.sample import TrainingSample, VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 from transport.wire.weights import BroadcastGroup, ShardEntry, TensorEntry, WeightManifest, WeightOffer, WeightRange
 
 FOLDER = Path(__file__).parent / "schema_3"

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from inference.api.engine import EngineLimits
 from inference.config import InferenceConfig, ServedModelConfig
 from inference.server.app import make_app
-from inference.server.state import ServerMetrics, ServerState
+from inference.server.routes import ServerMetrics, ServerState
 from inference.torch_engine.decoder import Decoder
 from inference.torch_engine.engine import TorchEngine
 from inference.torch_engine.loading import eos_token_ids, load_slot_model, load_tokenizer

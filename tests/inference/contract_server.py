@@ -32,7 +32,7 @@ from tests.support.process import Service
 from tests.support.waiting import until
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, MSGPACK, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 ENGINE = os.environ.get("TANDEM_TEST_ENGINE", "torch")
 

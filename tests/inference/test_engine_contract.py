@@ -49,7 +49,7 @@ from transport.wire.generation import (
     ScoreReply,
     ScoreRequest,
 )
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 from transport.wire.weights import Channel, location_of, read_weight_manifest
 
 pytestmark = pytest.mark.integration

@@ -36,7 +36,7 @@ from tests.inference.tiny_vision import (
 from tests.support.models import publish
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, GenerateReply
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 pytestmark = pytest.mark.integration
 Prompt = tuple[list[int], Images | None]

@@ -19,7 +19,7 @@ from tests.support.models import make_model, publish, score
 from tests.support.waiting import until
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 
 def body(max_tokens: int = 8) -> bytes:

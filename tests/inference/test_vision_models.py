@@ -45,7 +45,7 @@ from tests.inference.tiny_vision import (
 from tests.support.models import make_tokenizer, publish
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, GenerateReply, GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 SLOTS, LENGTH = 4, 96
 Asked = dict[int, tuple[list[int], Images | None]]

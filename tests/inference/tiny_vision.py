@@ -17,7 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from inference.api.images import Images
 from tests.support.models import EOS, PAD, VOCAB_SIZE, make_tokenizer
 from transport.wire.generation import GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 VISION_START, VISION_END, IMAGE, VIDEO, TWIN = range(VOCAB_SIZE, VOCAB_SIZE + 5)
 """`TWIN` has the embedding of `IMAGE`: in its place it tells the model that this image token has no image."""

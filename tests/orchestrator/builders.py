@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chat.branch import Branch
+from chat.trajectory import Branch
 from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from transport.wire.sample import VersionSpan

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chat.branch import Int32s
-from chat.tokenizer import Tokenizer
+from chat.tokenizer import Int32s, Tokenizer
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.loading import load_env
 from orchestrator.envs.protocol import RolloutRequest, close_adapter

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chat.branch import Int32s
+from chat.tokenizer import Int32s
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.service import Backend, serve

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chat.branch import Branch
+from chat.trajectory import Branch
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.protocol import Engine
 from orchestrator.engines.scripted import ScriptedEngine
@@ -23,8 +23,7 @@ from runtime.run_dir.run_dir import RunDir
 from tests.support.fakes import FakeTrainer, training
 from transport.server.server import BatchServer
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 DEADLINE_S = 60.0
 Reward = Callable[[GenerateReply], float]

@@ -20,8 +20,7 @@ from trainer.losses.factory import make_loss
 from trainer.model.fsdp import shard_policy
 from trainer.model.policy import Policy, load_policy
 from trainer.observe.token_export import TokenExport
-from trainer.planning.micro_batch import MicroBatch
-from trainer.planning.pack import pack_mini_batch
+from trainer.planning.pack import MicroBatch, pack_mini_batch
 from trainer.planning.plan import plan_step
 from trainer.ranks import Ranks
 from trainer.step.report import StepReport

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 Batch = list[TrainingSample]
 

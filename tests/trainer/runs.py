@@ -10,11 +10,9 @@ from safetensors.torch import load_file
 from tests.support.fakes import Served
 from trainer.cli import run
 from transport.durable import write_durably
-from transport.outbox.batch_file import file_chunks
-from transport.outbox.outbox import Outbox, batch_path
+from transport.outbox.outbox import Outbox, batch_path, file_chunks
 from transport.wire.batch import EncodedBatch, build_batch
-from transport.wire.sample import TrainingSample, VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 from transport.wire.weights import version_dir
 
 RUN_ID = "shell"

@@ -20,8 +20,7 @@ from trainer.config.loss import (
 from trainer.planning.layout import Layout, Weighting
 from transport.wire.codec import batch_digest, encode, frame_hash
 from transport.wire.manifest import SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 VOCAB_SIZE = 64
 ENV_NAMES = ("copy", "reverse")

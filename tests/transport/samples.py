@@ -3,8 +3,7 @@
 import numpy as np
 
 from transport.wire.batch import EncodedBatch, build_batch
-from transport.wire.sample import TrainingSample, VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 
 RUN = "test-run"
 

@@ -13,8 +13,7 @@ from trainer.batches.source import NoBatch
 from trainer.config.trainer import FakeDataConfig
 from transport.wire.batch import build_batch, decode_rows
 from transport.wire.manifest import BatchManifest
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 ENV_NAME = "fake"
 PROMPT_SHARE = 0.5

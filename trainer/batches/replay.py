@@ -10,8 +10,7 @@ from pathlib import Path
 from runtime.errors import UserError
 from trainer.batches.source import NoBatch
 from transport.errors import TransportError
-from transport.outbox.batch_file import BatchFile
-from transport.outbox.outbox import RETIRED_NAME, batch_path
+from transport.outbox.outbox import RETIRED_NAME, BatchFile, batch_path
 from transport.wire.batch import decode_rows
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample

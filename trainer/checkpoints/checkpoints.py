@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 from loguru import logger
 
-from runtime.base.files import atomic_write
 from runtime.errors import StorageError
 from trainer.checkpoints.manifest import (
     FORMAT,
@@ -39,7 +38,7 @@ from trainer.ranks import BackgroundCall, Ranks
 from trainer.step.report import TrainProgress
 from trainer.weights.adapter import ADAPTER_FILE, Adapter, check_same_adapter, read_adapter
 from transport.backoff import Backoff
-from transport.durable import sync_directory
+from transport.durable import atomic_write, sync_directory
 
 BACKOFF = Backoff(1.0, 60.0)
 """Before a step is saved again that could not be saved: the run is at its end. No jitter, ranks save together."""

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from runtime.base.files import atomic_write
 from runtime.errors import UserError
 from trainer.checkpoints.checkpoints import HF_NAME, copy_model_files
 from trainer.checkpoints.manifest import CheckpointManifest, checkpoint_dir, find_newest, read_manifest, verify_files
@@ -25,6 +24,7 @@ from trainer.model.lora import base_digest, peft_config
 from trainer.ranks import Ranks
 from trainer.weights.adapter import Adapter, read_adapter
 from trainer.weights.local_ranges import named_weights
+from transport.durable import atomic_write
 
 
 def newest_checkpoint(root: Path) -> Path:

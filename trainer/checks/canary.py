@@ -8,7 +8,7 @@ from trainer.batches.fake import probe_sample
 from trainer.model.fsdp import reshard
 from trainer.model.policy import Policy
 from trainer.planning.pack import pack
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 from transport.wire.weights import Canary
 
 NUM_TOKENS = 8

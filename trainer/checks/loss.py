@@ -19,12 +19,10 @@ from trainer.losses.factory import CustomLoss
 from trainer.losses.protocol import RlInputs, RlLoss
 from trainer.model.logprobs import TokenScores
 from trainer.planning.layout import Layout
-from trainer.planning.micro_batch import MicroBatch
-from trainer.planning.pack import pack_mini_batch
+from trainer.planning.pack import MicroBatch, pack_mini_batch
 from trainer.planning.plan import plan_step
 from transport.wire.batch import build_batch
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 VOCAB_SIZE = 13
 SEQ_LEN = 40

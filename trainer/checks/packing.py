@@ -17,10 +17,8 @@ from trainer.model.fsdp import reshard
 from trainer.model.logprobs import TokenScores
 from trainer.model.policy import Policy
 from trainer.model.vision import ImageModel
-from trainer.planning.micro_batch import MicroBatch
-from trainer.planning.pack import pack
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import Array, EncodedTensor
+from trainer.planning.pack import MicroBatch, pack
+from transport.wire.sample import Array, EncodedTensor, TrainingSample
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest difference of a log probability; a leak is worth a nat or so. Rows of another length may be computed by other

@@ -22,7 +22,7 @@ from trainer.model.logprobs import TokenScores
 from trainer.model.policy import Policy, load_policy, trunk_states
 from trainer.model.vision import ImageModel
 from trainer.optimizer import make_optimizer
-from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import MicroBatch
 from trainer.ranks import Ranks
 
 ValueLoss = Callable[[Tensor], Tensor]

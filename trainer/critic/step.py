@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.accounting.env_stats import EnvStats, EnvTotals
+from trainer.accounting import EnvStats, EnvTotals
 from trainer.critic.critic import CriticLearner
 from trainer.critic.values import BatchValues, ValueTargets
 from trainer.losses.components import unit_shares
 from trainer.model.logprobs import TokenScores
-from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import MicroBatch
 from trainer.ranks import sum_over_ranks
 
 METRICS = ("value", "return", "is_value_clipped")

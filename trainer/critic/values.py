@@ -15,18 +15,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.accounting.env_stats import ALL
+from trainer.accounting import ALL
 from trainer.arrays import FloatArray, IntArray
 from trainer.critic.credit import ACTION, NO_ACTION, STEP_START, Credit, CreditInputs, assign_credit
 from trainer.critic.critic import CriticLearner
 from trainer.errors import CriticMismatch
 from trainer.model.fsdp import reshard
 from trainer.model.policy import Policy
-from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import MicroBatch
 from trainer.ranks import sum_over_ranks
 from transport.wire.manifest import BatchManifest
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from trainer.images.spec import PIXELS, ImageSpec, block_starts, grids_of, image_tokens_of, rope_positions
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -22,8 +22,7 @@ from trainer.images.spec import (
     image_tokens_of,
     is_finite,
 )
-from transport.wire.sample import TrainingSample, VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 
 PIXEL_TYPES = ("float32", "bfloat16", "float16")
 """Types that widen to float32 without a loss, so that samples of different types can be merged."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.arrays import IntArray
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import Array
+from transport.wire.sample import Array, TrainingSample
 
 PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 """Names of `mm_kwargs`: patches of all images of a sample [P, numbers per patch], and (t, h, w) patches of each [N, 3].

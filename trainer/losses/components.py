@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainer.losses.protocol import RlInputs, RlLoss, RlOutputs
 from trainer.model.logprobs import TokenScores
-from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import MicroBatch
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 """Summands of the loss, in the order of every table of them."""

@@ -26,7 +26,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from trainer.errors import AttentionUnavailable, ModelUnusable
-from trainer.planning.micro_batch import RowPart, SegmentInfo
+from trainer.planning.pack import RowPart, SegmentInfo
 
 
 def part_sdpa(

@@ -18,7 +18,7 @@ from torch.distributed._functional_collectives import all_gather_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
 from trainer.model.logprobs import TokenScores
-from trainer.planning.micro_batch import MicroBatch, RowPart
+from trainer.planning.pack import MicroBatch, RowPart
 from trainer.ranks import Ranks
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from trainer.planning.micro_batch import SegmentInfo
+from trainer.planning.pack import SegmentInfo
 
 
 class SegmentDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformers does not export its types

@@ -22,7 +22,7 @@ from trainer.model.delta_net import separate_samples
 from trainer.model.logprobs import TokenScores, token_scores
 from trainer.model.lora import add_lora
 from trainer.model.vision import ImageModel, hidden_with_images, image_model_of
-from trainer.planning.micro_batch import MicroBatch, SegmentInfo
+from trainer.planning.pack import MicroBatch, SegmentInfo
 from trainer.weights.adapter import Adapter
 
 _PACKABLE_LAYERS = {"full_attention", "sliding_attention"}

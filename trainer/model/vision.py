@@ -18,7 +18,7 @@ from trainer.errors import ModelUnusable
 from trainer.images.inputs import ImageInputs
 from trainer.images.spec import ImageSpec
 from trainer.planning.layout import RowSharing
-from trainer.planning.micro_batch import SegmentInfo
+from trainer.planning.pack import SegmentInfo
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from trainer.errors import NonFiniteError
 from trainer.ranks import Ranks
 from trainer.step.report import StepReport, TrainProgress
 from transport.durable import write_durably
-from transport.outbox.batch_file import file_chunks
-from transport.outbox.outbox import batch_path
+from transport.outbox.outbox import batch_path, file_chunks
 from transport.wire.batch import build_batch
 from transport.wire.manifest import BatchManifest
 

@@ -18,15 +18,14 @@ import numpy.typing as npt
 from loguru import logger
 from torch import Tensor
 
-from runtime.base.files import atomic_write
 from trainer.config.trainer import TokenExportConfig
 from trainer.losses.protocol import RlOutputs
 from trainer.model.logprobs import TokenScores
-from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import MicroBatch
 from trainer.planning.plan import StepPlan
 from trainer.ranks import Ranks
-from transport.wire.sample import TrainingSample, VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.durable import atomic_write
+from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 
 Column = list[float | bool | None]
 """One entry per token of the sequence; `None` where the token is not trained."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from trainer.accounting.accounting import Accounting
-from trainer.accounting.env_stats import EnvTotals
+from trainer.accounting import Accounting, EnvTotals
 
 
 class TrainProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

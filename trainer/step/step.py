@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.accounting.accounting import Accounting
-from trainer.accounting.env_stats import METRICS, EnvStats, observe
+from trainer.accounting import METRICS, Accounting, EnvStats, observe
 from trainer.critic.step import NO_CRITIC, NoCriticStep
 from trainer.errors import PlanError
 from trainer.losses.components import COMPONENTS, Denominators, count_members, micro_batch_loss
 from trainer.losses.protocol import RlLoss, RlOutputs
 from trainer.model.logprobs import TokenScores
 from trainer.model.policy import Policy
-from trainer.planning.micro_batch import MicroBatch
+from trainer.planning.pack import MicroBatch
 from trainer.ranks import max_over_ranks, sum_over_ranks
 from trainer.step.report import StepReport
 

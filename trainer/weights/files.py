@@ -20,12 +20,12 @@ import msgspec
 from loguru import logger
 from torch import Tensor, nn
 
-from runtime.base.files import atomic_write
 from runtime.errors import StorageError
 from trainer.ranks import Ranks
 from trainer.weights.local_ranges import local_range, named_weights, spec_of
 from trainer.weights.safetensors_layout import MAX_SHARD_BYTES, ShardLayout, make_manifest, plan_shards
 from transport.backoff import Backoff
+from transport.durable import atomic_write
 from transport.outbox.progress import PublishedWeights
 from transport.wire.weights import MANIFEST_NAME, AdapterInfo, TensorEntry, WeightManifest, hash_bytes, version_dir
 

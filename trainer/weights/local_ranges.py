@@ -13,7 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainer.errors import TrainerError
 from trainer.weights.adapter import adapter_tensor_name
-from transport.wire.tensor import DType
+from transport.wire.sample import DType
 from transport.wire.weights import TensorEntry
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from transport.wire.tensor import DTYPE_BYTES
+from transport.wire.sample import DTYPE_BYTES
 from transport.wire.weights import AdapterInfo, ShardEntry, TensorEntry, WeightManifest, publish_digest
 
 MAX_SHARD_BYTES = 4 * 1024**3

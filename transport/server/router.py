@@ -18,7 +18,7 @@ from transport.security.sockets import allow_ipv6, router
 from transport.wire.codec import decode_client_message, encode, foreign_greeting
 from transport.wire.manifest import SCHEMA_VERSION
 from transport.wire.messages import ClientMessage, Limits, Refusal, ServerMessage
-from transport.wire.tensor import Buffer
+from transport.wire.sample import Buffer
 
 
 class Reason(StrEnum):

@@ -21,7 +21,7 @@ import xxhash
 from transport.errors import TransportError, WeightsError
 from transport.security.exposure import check_bind, missing_keys_reminder, reminding_of_exposure
 from transport.security.keys import CurveKeys
-from transport.server.answers import Reply, foreign
+from transport.server.request_handler import Reply, foreign
 from transport.server.router import Incoming, Reason, Router
 from transport.wire.manifest import SCHEMA_VERSION
 from transport.wire.messages import (
@@ -44,7 +44,7 @@ from transport.wire.messages import (
     Weights,
     Welcome,
 )
-from transport.wire.tensor import Buffer
+from transport.wire.sample import Buffer
 from transport.wire.weights import BroadcastGroup, WeightOffer
 
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from transport.errors import CodecError
 from transport.wire.codec import batch_digest, decode_sample, encode, encode_sample, frame_hash
 from transport.wire.manifest import IMAGE, SCHEMA_VERSION, TEXT, BatchManifest, SampleColumns
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import Buffer, EncodedTensor
+from transport.wire.sample import Buffer, EncodedTensor, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import xxhash
 from transport.errors import CodecError, CorruptFrame, SchemaMismatch
 from transport.wire.manifest import SCHEMA_VERSION, BatchManifest
 from transport.wire.messages import ClientMessage, ServerMessage
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import Buffer, EncodedTensor
+from transport.wire.sample import Buffer, EncodedTensor, TrainingSample
 
 _T = TypeVar("_T")
 

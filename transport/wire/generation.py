@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 GENERATE_PATH = "/inference/tandem/generate"
 SCORE_PATH = "/inference/tandem/score"

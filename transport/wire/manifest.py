@@ -7,7 +7,7 @@ fetches only what it trains; `frame_hashes` lets it check each one.
 import msgspec
 
 from transport.errors import CodecError
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 SCHEMA_VERSION = 3
 """Bumped by every change of a wire type; a peer of another version is refused at `Hello`."""

@@ -10,7 +10,7 @@ peers of different versions can name both.
 import msgspec
 
 from transport.wire.manifest import BatchManifest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 from transport.wire.weights import BroadcastGroup, Canary, WeightOffer
 
 

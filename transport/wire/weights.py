@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from transport.errors import CodecError, WeightsError
-from transport.wire.tensor import DTYPE_BYTES, DType, EncodedTensor
+from transport.wire.sample import DTYPE_BYTES, DType, EncodedTensor
 
 MANIFEST_NAME = "manifest.json"
 

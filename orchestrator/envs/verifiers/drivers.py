@@ -15,8 +15,7 @@ from orchestrator.config.envs import EnvConfig
 from orchestrator.data.seeds import stable_hash
 from orchestrator.engines.protocol import Model
 from orchestrator.envs.gateway import Gateway
-from orchestrator.envs.outcome import failure_of, read_columns, scored
-from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.protocol import RolloutRequest, failure_of, read_columns, scored
 from orchestrator.envs.session import AnySession, ChatTurn, SamplingPlan, open_session
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from chat.tokenizer import Tokenizer
 from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.protocol import Model
-from orchestrator.envs.outcome import failure_of
-from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.protocol import RolloutRequest, failure_of
 from orchestrator.envs.verifiers.drivers import (
     GROUP_SIZE_FIELD,
     HARNESS_ID,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from chat.branch import ImageCache
+from chat.images.patches import ImageCache
 from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.protocol import ChatModel, Model
 from orchestrator.envs.protocol import RolloutRequest

@@ -24,7 +24,7 @@ from orchestrator.errors import WorkerLinkError
 from orchestrator.values.rollout import Rollout, RolloutFailure
 from transport.errors import CodecError
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.tensor import Array, EncodedTensor
+from transport.wire.sample import Array, EncodedTensor
 
 MAX_FRAME_BYTES = 256 * 2**20
 """A longer frame ends the worker that sends it."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
-from chat.branch import ImageCache, ImagePatches
+from chat.images.patches import ImageCache, ImagePatches
 from orchestrator.engines.protocol import ChatModel, EngineError, InvalidResponse, Model
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.workers.link import (

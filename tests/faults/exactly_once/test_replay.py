@@ -14,8 +14,7 @@ from tests.faults.exactly_once.kills import FIRST_ACT, Aim, Campaign, Reference
 from tests.faults.exactly_once.signs import SIGNS, sha256, tensors_sha256
 from tests.support.process import Process
 from transport.durable import write_durably
-from transport.outbox.batch_file import BatchFile, file_chunks
-from transport.outbox.outbox import batch_path
+from transport.outbox.outbox import BatchFile, batch_path, file_chunks
 from transport.wire.batch import build_batch, decode_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -17,8 +17,7 @@ WALL_CLOCK = {
 }
 
 DATED = {
-    "runtime/metrics/metric_log.py": "rows of metrics",
-    "runtime/metrics/sinks.py": "names and heads of TensorBoard files",
+    "runtime/metrics/metric_log.py": "rows of metrics, names and heads of TensorBoard files",
     "runtime/launch/run_monitor.py": "rows from before the start of `rl` are shown as history",
     "orchestrator/envs/gateway.py": "`created` of an OpenAI reply",
     "chat/templates.py": "`strftime_now` of chat templates",

@@ -47,7 +47,7 @@ from transport.wire.messages import (
     Trained,
     WeightsPublished,
 )
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 FRAMES_PER_CONNECTION = 5_000
 

@@ -19,7 +19,7 @@ from tests.inference.contract_server import ServerProcess, server_process
 from tests.support.models import make_model, save_model
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, WEIGHTS_PATH, GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from inference.weights.publish import read_publish
 from trainer.checkpoints.manifest import MANIFEST_NAME, read_manifest, verify_files
-from transport.outbox.batch_file import BatchFile
+from transport.outbox.outbox import BatchFile
 from transport.wire.weights import read_weight_manifest
 
 _CHUNK = bytes(64 << 10)

@@ -13,8 +13,7 @@ from tests.faults.storage.small_disk import valid_checkpoints
 from tests.support.process import Process
 from tests.trainer.runs import arguments, make_batch, weight_bytes
 from transport.durable import write_durably
-from transport.outbox.batch_file import file_chunks
-from transport.outbox.outbox import batch_path
+from transport.outbox.outbox import batch_path, file_chunks
 
 pytestmark = pytest.mark.integration
 RUN_ID = "hopeless"

@@ -36,8 +36,7 @@ from inference.torch_engine.loading import load_tokenizer
 from tests.support.models import VOCAB_SIZE, make_tokenizer
 from transport.wire.codec import encode
 from transport.wire.generation import GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 LIMITS = EngineLimits(vocab_size=50, max_model_len=16, max_batch_size=4, max_waiting=4)
 

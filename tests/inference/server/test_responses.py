@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient
 from prometheus_client import generate_latest
 
 from inference.api.generation import Completion
-from inference.server.state import STATE
+from inference.server.routes import STATE
 from inference.torch_engine.engine import TorchEngine
 from runtime.errors import UserError
 from runtime.process.http_listener import listening

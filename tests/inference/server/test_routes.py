@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from transformers import PreTrainedModel
 
 from inference.api.chat_reply import Json, events_of
-from inference.server.state import STATE
+from inference.server.routes import STATE
 from inference.torch_engine.engine import TorchEngine
 from tests.inference.conftest import ADMIN, running_client, running_engine
 from tests.inference.gate import held
@@ -27,7 +27,7 @@ from tests.support.models import make_model, make_tokenizer, publish, score
 from tests.support.waiting import until_async
 from transport.wire.codec import encode
 from transport.wire.generation import GENERATE_PATH, WEIGHTS_PATH, ApplyWeights, GenerateReply, GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 
 def body() -> bytes:

@@ -19,7 +19,7 @@ from tests.inference.gate import Gate
 from tests.support.models import VOCAB_SIZE, make_model, publish, save_model, score
 from transport.wire.codec import encode
 from transport.wire.generation import MSGPACK, SCORE_PATH, ScoreReply, ScoreRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 TOKENS = [5, 6, 7, 30, 12, 9, 9, 8]
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.api.generation import Job
-from inference.torch_engine.sampling import counter_uniforms, sample, stream_seed
-from inference.torch_engine.slot_model import pad_right, plan_prefill
-from inference.torch_engine.slots import EngineSequence, SlotTable
+from inference.torch_engine.decoder import counter_uniforms, sample, stream_seed
+from inference.torch_engine.slots import EngineSequence, SlotTable, pad_right, plan_prefill
 from transport.wire.sample import VersionSpan
 
 

@@ -13,10 +13,8 @@ from orchestrator.batches.assembler import BatchAssembler
 from orchestrator.batches.staleness_policy import Outlook, StalenessPolicy, Verdict
 from orchestrator.records.ledger import Ledger
 from orchestrator.records.state import BatchState, load_state, resume, save_state
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import STALE, FinalGroup, ScoredGroup, Ticket
+from orchestrator.values.group import STALE, AssembledBatch, FinalGroup, ScoredGroup, Ticket, check_staleness
 from orchestrator.values.rollout import Rollout
-from orchestrator.values.staleness import check_staleness
 from tests.orchestrator.builders import ENV_ERROR, make_rollout, make_ticket
 from transport.wire.ledger import CompletedPositions
 

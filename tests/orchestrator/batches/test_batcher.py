@@ -9,21 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from chat.branch import Branch
+from chat.trajectory import Branch
 from orchestrator.batches import batcher as batcher_module
-from orchestrator.batches.assembler import BatchAssembler
+from orchestrator.batches.assembler import BatchAssembler, to_samples
 from orchestrator.batches.batcher import Batcher, BatchWriter, encoded_batch
-from orchestrator.batches.samples import to_samples
 from orchestrator.batches.staleness_policy import WaitPolicy
 from orchestrator.config.algorithm import OpdAlgorithmConfig, RlAlgorithmConfig, SftAlgorithmConfig
 from orchestrator.errors import InvariantError
 from orchestrator.records.ledger import Ledger
 from orchestrator.records.rollout_log import RolloutLog
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import ScoredGroup
-from orchestrator.values.rollout import Rollout
-from orchestrator.values.staleness import check_staleness
-from orchestrator.values.token_weights import PLAIN_RL, TokenWeights, token_weights
+from orchestrator.values.group import AssembledBatch, ScoredGroup, check_staleness
+from orchestrator.values.rollout import PLAIN_RL, Rollout, TokenWeights, token_weights
 from runtime.errors import StorageError
 from runtime.health.health import Health
 from tests.orchestrator.builders import make_group, make_ticket

@@ -24,8 +24,7 @@ from orchestrator.batches.staleness_policy import (
 )
 from orchestrator.errors import InvariantError
 from orchestrator.records.ledger import read_ledger
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import ScoredGroup
+from orchestrator.values.group import AssembledBatch, ScoredGroup
 from tests.orchestrator.batches.batch_simulation import LineSimulation
 from tests.orchestrator.builders import make_group, make_scored, make_ticket
 from tests.orchestrator.toys import make_config

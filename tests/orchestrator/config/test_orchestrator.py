@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.groups.scoring import group_rules
-from orchestrator.values.token_weights import TokenWeights
+from orchestrator.values.rollout import TokenWeights
 from runtime.config.config import resolved_json
 from tests.orchestrator.toys import make_config
 
@@ -18,7 +18,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"envs": [{"id": "all"}]}, '"all" is reserved'),
     ({"envs": [{"id": "toy", "name": "all"}]}, '"all" is reserved'),
     ({"envs": [{"id": "toy"}, {"id": "owner/toy"}]}, "names must differ"),
-    ({"envs": [{"id": "toy", "name": "maths/easy"}]}, "'maths/easy' is no name"),
+    ({"envs": [{"id": "toy", "name": "maths/easy"}]}, "'maths/easy' is not a name"),
     ({"eval": {"envs": [{"id": "toy", "name": "all"}]}}, 'eval.envs: the name "all" is reserved'),
     ({"eval": {"envs": [{"id": "owner/all"}]}}, 'eval.envs: the name "all" is reserved'),
     ({"envs": [{"id": "toy", "group_size": 1}]}, "'toy' needs group_size >= 2"),

@@ -35,8 +35,7 @@ from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.errors import CurriculumError, StateMismatchError
 from orchestrator.records.history import HISTORY_NAME, History
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
+from orchestrator.values.group import AssembledBatch, FinalGroup, GroupKey, ScoredGroup, Ticket
 from orchestrator.values.rollout import Rollout, RolloutFailure
 from runtime.errors import UserError
 from tests.orchestrator.builders import make_rollout

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from chat.branch import Branch, ImagePatches
+from chat.images.patches import ImagePatches
+from chat.trajectory import Branch
 from orchestrator.config.engines import EnginesConfig
 from orchestrator.engines.http_client import MAX_UPLOADS, Uploads
 from orchestrator.engines.http_engine import HttpEngine
@@ -22,7 +23,7 @@ from tests.chat.replies import make_reply
 from tests.orchestrator.engine_server import TOKEN, VOCAB_SIZE, EngineServer, Misbehave, dead, serving
 from tests.support.waiting import until_async
 from transport.wire.generation import GenerateReply, GenerateRequest, ServedWeights, UpdateTimes
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 
 def ask(seed: int = 0) -> GenerateRequest:

@@ -30,11 +30,10 @@ from orchestrator.engines.http_client import (
     wait_s,
 )
 from orchestrator.engines.http_engine import HttpEngine, expand
-from orchestrator.engines.pool import EnginePool
-from orchestrator.engines.protocol import Availability, EngineError
-from orchestrator.engines.replica import (
+from orchestrator.engines.pool import (
     MAX_FAILURES,
     REST,
+    EnginePool,
     Gone,
     InService,
     OutOfService,
@@ -42,12 +41,13 @@ from orchestrator.engines.replica import (
     after_failure,
     least_loaded,
 )
+from orchestrator.engines.protocol import Availability, EngineError
 from orchestrator.engines.scripted import ScriptedEngine
 from tests.orchestrator.engine_server import TOKEN, EngineServer, serving
 from tests.orchestrator.toys import make_config
 from tests.support.waiting import until_async
 from transport.wire.generation import GenerateRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 
 async def make_replicas(*names: str) -> list[Replica]:

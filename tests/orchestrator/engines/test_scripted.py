@@ -8,8 +8,7 @@ from orchestrator.config.engines import ScriptedEngineConfig
 from orchestrator.engines.protocol import Engine, EngineError, InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine, from_config, log_normal
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 EOS = 2
 

@@ -17,8 +17,7 @@ from orchestrator.engines.protocol import Engine, EngineError
 from tests.orchestrator.toys import make_config
 from tests.support.waiting import until_async
 from transport.wire.generation import GenerateRequest, ServedWeights
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 
 @dataclass

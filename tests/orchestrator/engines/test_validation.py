@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.engines.protocol import EngineError, InvalidResponse
-from orchestrator.engines.validation import check_reply
+from orchestrator.engines.protocol import EngineError, InvalidResponse, check_reply
 from tests.chat.replies import make_reply
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 
 VOCAB_SIZE = 50
 REQUEST = GenerateRequest(request_id="r", token_ids=EncodedTensor.of(np.zeros(3, np.int32)), max_tokens=4)

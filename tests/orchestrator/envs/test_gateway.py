@@ -19,12 +19,11 @@ from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.protocol import Engine
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.gateway import SESSION_HEADER, Gateway
-from orchestrator.envs.outcome import REQUIRED_COLUMNS, read_columns, saved_columns
+from orchestrator.envs.protocol import REQUIRED_COLUMNS, read_columns, saved_columns
 from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.errors import StateColumnError
 from orchestrator.records.rollout_log import RolloutLog, rollout_log_path
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
+from orchestrator.values.group import AssembledBatch, FinalGroup, GroupKey, ScoredGroup, Ticket
 from orchestrator.values.rollout import Rollout
 from runtime.errors import ExitCode
 from tests.chat.replies import check_branch, sampled_tokens

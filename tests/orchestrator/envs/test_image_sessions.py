@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from chat.branch import Branch
 from chat.errors import ImageError
 from chat.tokenizer import Tokenizer
-from orchestrator.batches.samples import to_samples
+from chat.trajectory import Branch
+from orchestrator.batches.assembler import to_samples
 from orchestrator.engines.protocol import InvalidResponse
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.session import SamplingPlan, Session

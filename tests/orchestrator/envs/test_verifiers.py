@@ -11,8 +11,7 @@ from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.protocol import EngineError
 from orchestrator.engines.scripted import Latency, ScriptedEngine
 from orchestrator.envs.loading import load_env
-from orchestrator.envs.outcome import accept
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, accept
 from orchestrator.envs.verifiers.drivers import DirectDriver, GatewayDriver
 from orchestrator.envs.verifiers.loading import VerifiersAdapter
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure

@@ -17,7 +17,7 @@ from orchestrator.config.algorithm import TeacherConfig
 from orchestrator.config.eval import EvalCommandConfig
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.engines.openai import OpenAIModel, base_url
-from orchestrator.engines.replica import MAX_FAILURES
+from orchestrator.engines.pool import MAX_FAILURES
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.eval.command import evaluate

@@ -18,11 +18,9 @@ from orchestrator.advantages import make_advantage
 from orchestrator.config.advantage import GrpoAdvantageConfig
 from orchestrator.config.orchestrator import OrchestratorConfig
 from orchestrator.data.seeds import rollout_seed
-from orchestrator.envs.outcome import lost_tries
-from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.protocol import RolloutRequest, lost_tries
 from orchestrator.errors import EnginesLostError, FailureRateError, NoSignalError
-from orchestrator.groups.guards import MIN_GROUPS, FailureGuard, SignalGuard
-from orchestrator.groups.scoring import GroupRule, score
+from orchestrator.groups.scoring import MIN_GROUPS, FailureGuard, GroupRule, SignalGuard, score
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from orchestrator.values.group import (
     STALE,

@@ -17,12 +17,10 @@ from orchestrator.data.examples import EnvShare, ExampleOrder
 from orchestrator.engines.protocol import Availability
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs import protocol
-from orchestrator.envs.outcome import accept
-from orchestrator.envs.protocol import EnvAdapter, RolloutRequest
+from orchestrator.envs.protocol import EnvAdapter, RolloutRequest, accept
 from orchestrator.groups.collector import Collector
-from orchestrator.groups.guards import FailureGuard, SignalGuard
 from orchestrator.groups.scheduler import EnvRunner, Scheduler
-from orchestrator.groups.scoring import GroupRule
+from orchestrator.groups.scoring import FailureGuard, GroupRule, SignalGuard
 from orchestrator.records.ledger import Ledger
 from orchestrator.values.rollout import FailureReason, Rollout, RolloutFailure
 from runtime.health.health import Health

@@ -26,8 +26,7 @@ from transport.client.client import BatchClient
 from transport.errors import CodecError, TransportError
 from transport.outbox.progress import PublishedWeights
 from transport.wire.generation import GenerateReply, GenerateRequest
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, VersionSpan
 from transport.wire.weights import Canary
 
 LENGTHS = (2, 4)

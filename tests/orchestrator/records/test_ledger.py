@@ -14,8 +14,7 @@ from orchestrator.batches.staleness_policy import WaitPolicy
 from orchestrator.errors import LedgerError
 from orchestrator.records.ledger import LEDGER_NAME, Ledger, read_ledger, terminal_states
 from orchestrator.records.ledger_report import collapse, print_ledger, report_ledger
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import ScoredGroup
+from orchestrator.values.group import AssembledBatch, ScoredGroup
 from orchestrator.values.rollout import FailureReason, RolloutFailure
 from runtime.errors import UserError
 from tests.orchestrator.batches.batch_simulation import kill

@@ -20,9 +20,8 @@ from orchestrator.records.ledger import LEDGER_NAME, Ledger, read_ledger
 from orchestrator.records.rollout_log import RolloutLog
 from orchestrator.records.state import BatchState, describe_order, load_state, save_state
 from orchestrator.records.state import resume as resume_from
-from orchestrator.report.selection_bias import SelectionBias, selection_bias, selection_bias_metrics
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import ScoredGroup
+from orchestrator.report.metrics import SelectionBias, selection_bias, selection_bias_metrics
+from orchestrator.values.group import AssembledBatch, ScoredGroup
 from runtime.errors import UserError
 from runtime.run_dir.run_dir import RunDir
 from tests.orchestrator.builders import ENV_ERROR, make_group, make_rollout, make_scored, make_ticket

@@ -22,11 +22,8 @@ from orchestrator.groups.scoring import GroupRule, score
 from orchestrator.records.rollout_log import RolloutLog, rollout_log_path, rollout_rows
 from orchestrator.report.metrics import StepTimes, step_line, step_metrics
 from orchestrator.report.status import EngineWatch, StatusReporter, pipeline_facts, rejection_facts, trainer_facts
-from orchestrator.values.batch import AssembledBatch
-from orchestrator.values.group import FinalGroup, GroupKey, ScoredGroup, Ticket
-from orchestrator.values.rollout import Rollout, RolloutFailure
-from orchestrator.values.staleness import staleness
-from orchestrator.values.token_weights import TokenWeights
+from orchestrator.values.group import AssembledBatch, FinalGroup, GroupKey, ScoredGroup, Ticket, staleness
+from orchestrator.values.rollout import Rollout, RolloutFailure, TokenWeights
 from runtime.health.health import Health
 from tests.faults.chaos_proxy import ChaosProxy, Faults
 from tests.orchestrator.builders import ENV_ERROR, make_rollout

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chat.branch import Branch
+from chat.trajectory import Branch
 from orchestrator.advantages import make_advantage
 from orchestrator.config.advantage import GrpoAdvantageConfig
 from orchestrator.config.algorithm import OpdAlgorithmConfig, RlAlgorithmConfig, SftAlgorithmConfig
@@ -21,8 +21,7 @@ from orchestrator.groups.scoring import GroupRule, score
 from orchestrator.records.ledger import LEDGER_NAME, read_ledger
 from orchestrator.teachers.scored_env import AnyTeacher, ScoredEnv, load_envs, make_teachers
 from orchestrator.values.group import ZERO_SIGNAL, FinalGroup
-from orchestrator.values.rollout import Rollout
-from orchestrator.values.token_weights import PLAIN_RL, TokenWeights, token_weights
+from orchestrator.values.rollout import PLAIN_RL, Rollout, TokenWeights, token_weights
 from runtime.errors import PeerLostError, find_service_error
 from tests.orchestrator.builders import make_group, make_rollout, make_ticket
 from tests.orchestrator.engine_server import EngineServer, serving
@@ -31,8 +30,7 @@ from tests.support.fakes import FakeTrainer
 from tests.support.metrics import read_metrics
 from transport.wire.generation import ScoreReply, ScoreRequest
 from transport.wire.ledger import tally
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 GRPO = make_advantage(GrpoAdvantageConfig())
 

@@ -11,8 +11,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from orchestrator.config.algorithm import TeacherConfig
-from orchestrator.engines.protocol import EngineError, InvalidResponse
-from orchestrator.engines.validation import checked_scores
+from orchestrator.engines.protocol import EngineError, InvalidResponse, checked_scores
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.teachers.scored_env import ScoredEnv
 from orchestrator.teachers.teacher import Teacher
@@ -22,7 +21,7 @@ from tests.orchestrator.builders import ENV_ERROR, make_rollout
 from tests.orchestrator.engine_server import VOCAB_SIZE, EngineServer, serving
 from tests.orchestrator.engines.test_http_engine import ask, hang, reset, status
 from transport.wire.generation import ScoreReply, ScoreRequest
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 TOKENS = np.array([3, 4, 5], dtype=np.int32)
 

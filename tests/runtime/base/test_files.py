@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.base.files import atomic_write, read_or_make_secret
+from runtime.base.files import read_or_make_secret
 from runtime.errors import UserError
+from transport.durable import atomic_write
 
 # Writes ever longer files under one name until it is killed.
 WRITER = """
 import sys
 from pathlib import Path
-from runtime.base.files import atomic_write
+from transport.durable import atomic_write
 path, size = Path(sys.argv[1]), 1
 while True:
     atomic_write(path, bytes([size % 251]) * (size * 1000))

@@ -17,9 +17,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from runtime.config.config import MetricsConfig, TrackioConfig, WandbConfig
-from runtime.metrics.metric_log import MetricLog
+from runtime.metrics.metric_log import JsonlSink, MetricLog, TensorBoardSink
 from runtime.metrics.progress import MetricTail
-from runtime.metrics.sinks import JsonlSink, TensorBoardSink
 from runtime.run_dir.run_dir import RunDir
 from tests.support.metrics import read_metrics
 
@@ -87,7 +86,7 @@ def test_tensorboard_reads_what_we_wrote(run_dir: RunDir) -> None:
 
 def test_tensorboard_files_are_written_without_torch() -> None:
     program = (
-        "import sys, tempfile, pathlib\nfrom runtime.metrics.sinks import TensorBoardSink\n"
+        "import sys, tempfile, pathlib\nfrom runtime.metrics.metric_log import TensorBoardSink\n"
         "TensorBoardSink(pathlib.Path(tempfile.mkdtemp())).write(1, 1.0, {'a': 1.0})\n"
         "assert 'torch' not in sys.modules and 'tensorflow' not in sys.modules"
     )

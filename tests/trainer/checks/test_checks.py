@@ -26,7 +26,7 @@ from trainer.losses.factory import CustomLoss, make_loss
 from trainer.losses.protocol import RlInputs, RlOutputs
 from trainer.model.attention import AttentionKernel
 from trainer.model.policy import Policy
-from trainer.planning.micro_batch import SegmentInfo
+from trainer.planning.pack import SegmentInfo
 
 
 def good(inputs: RlInputs, *, scale: float = 1.0) -> RlOutputs:

@@ -26,8 +26,7 @@ from trainer.planning.pack import pack_mini_batch
 from trainer.planning.plan import plan_step
 from trainer.step.report import StepReport
 from trainer.step.step import StepSettings, train_mini_batch
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 CPU = torch.device("cpu")
 NO_CLIP = 1e9

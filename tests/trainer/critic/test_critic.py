@@ -34,11 +34,9 @@ from trainer.planning.layout import Layout
 from trainer.planning.pack import pack, pack_mini_batch
 from trainer.planning.plan import plan_step
 from transport.durable import write_durably
-from transport.outbox.batch_file import file_chunks
-from transport.outbox.outbox import batch_path
+from transport.outbox.outbox import batch_path, file_chunks
 from transport.wire.batch import build_batch
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 
 def estimate_alone(

@@ -10,8 +10,7 @@ from trainer.images.samples import check_image_samples, cut_sample, why_refused
 from trainer.images.spec import ImageSpec, block_starts, grids_of, image_tokens_of, rope_positions
 from trainer.planning.pack import pack
 from transport.wire.codec import encode_sample
-from transport.wire.sample import TrainingSample, VersionSpan
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 
 SEQ_LEN = 24
 

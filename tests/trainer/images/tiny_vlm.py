@@ -25,8 +25,7 @@ from transformers import (
 
 from tests.trainer.scenarios import make_sample
 from trainer.images.spec import ImageSpec
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 VOCAB_SIZE, IMAGE_TOKEN = 64, 60
 SPEC = ImageSpec(image_token_id=IMAGE_TOKEN, merge_size=2, patch_numbers=48)

@@ -17,8 +17,7 @@ from trainer.losses.components import (
 from trainer.losses.protocol import RlInputs, RlOutputs
 from trainer.model.logprobs import TokenScores
 from trainer.planning.layout import Weighting
-from trainer.planning.micro_batch import MicroBatch
-from trainer.planning.pack import pack
+from trainer.planning.pack import MicroBatch, pack
 
 CPU = torch.device("cpu")
 

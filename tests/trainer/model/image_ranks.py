@@ -21,16 +21,14 @@ from trainer.model.fsdp import shard_policy
 from trainer.model.logprobs import TokenScores
 from trainer.model.policy import Policy, load_policy
 from trainer.planning.layout import Layout, RowSharing
-from trainer.planning.micro_batch import MicroBatch
-from trainer.planning.pack import pack_mini_batch
+from trainer.planning.pack import MicroBatch, pack_mini_batch
 from trainer.planning.plan import StepPlan, plan_step
 from trainer.ranks import Ranks
 from trainer.step.report import StepReport
 from trainer.step.step import StepSettings, train_mini_batch
 from trainer.weights.files import FilePublisher
 from transport.wire.batch import build_batch
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5")
 

@@ -27,8 +27,7 @@ from trainer.model.attention import (
     torch_varlen,
 )
 from trainer.model.policy import Policy, load_policy
-from trainer.planning.micro_batch import SegmentInfo
-from trainer.planning.pack import pack
+from trainer.planning.pack import SegmentInfo, pack
 
 LENGTHS = [13, 2, 30, 7, 21]
 SEGMENTS = SegmentInfo.of((5, 1, 9), CPU)

@@ -24,8 +24,7 @@ from trainer.cli import run
 from trainer.weights.adapter import Adapter, check_same_adapter, read_adapter
 from trainer.weights.served import RankShare, make_offer
 from transport.durable import write_durably
-from transport.outbox.batch_file import file_chunks
-from transport.outbox.outbox import batch_path
+from transport.outbox.outbox import batch_path, file_chunks
 from transport.wire.batch import build_batch
 from transport.wire.weights import publish_digest, read_weight_manifest, version_dir
 

@@ -13,14 +13,12 @@ import torch
 from runtime.errors import ExitCode
 from runtime.health.health import Health
 from tests.trainer.runs import make_batch, make_sample, replay, weight_bytes
-from trainer.accounting.accounting import Accounting
-from trainer.accounting.env_stats import EnvStats
+from trainer.accounting import Accounting, EnvStats
 from trainer.errors import NonFiniteError
 from trainer.observe.telemetry import Telemetry, merge_metrics, staleness, step_line, step_times
 from trainer.step.report import StepReport, TrainProgress
 from transport.durable import write_durably
-from transport.outbox.batch_file import BatchFile, file_chunks
-from transport.outbox.outbox import batch_path
+from transport.outbox.outbox import BatchFile, batch_path, file_chunks
 from transport.wire.batch import build_batch
 
 

@@ -10,8 +10,7 @@ from trainer.images.samples import check_image_samples, cut_sample
 from trainer.planning.layout import Layout
 from trainer.planning.pack import pack, pack_mini_batch
 from trainer.planning.plan import StepPlan, plan_step
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 
 def floats(*values: float) -> EncodedTensor:

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 
 from tests.trainer.scenarios import bare_manifest
 from trainer.errors import PlanError
-from trainer.planning.bins import best_fit_decreasing, compute_cost, spread_by_cost
 from trainer.planning.layout import Layout, RowSharing, Weighting
-from trainer.planning.plan import MiniBatchPlan, StepPlan, assign_mini_batches, order_of_visits, plan_step
+from trainer.planning.plan import (
+    MiniBatchPlan,
+    StepPlan,
+    assign_mini_batches,
+    best_fit_decreasing,
+    compute_cost,
+    order_of_visits,
+    plan_step,
+    spread_by_cost,
+)
 from transport.wire.codec import batch_digest
 from transport.wire.manifest import IMAGE, SCHEMA_VERSION, BatchManifest, SampleColumns
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 LENGTHS = st.lists(st.integers(2, 60), min_size=1, max_size=60)
 

@@ -12,17 +12,16 @@ from tests.support.ranks import GradientRecorder
 from tests.trainer.rank_worker import NO_CLIP, micro_batches_of, train_scenario
 from tests.trainer.reference import load_reference, sample_logprobs
 from tests.trainer.scenarios import ENV_NAMES, SCENARIOS, SEQ_LEN, Scenario, batch_of, make_sample
-from trainer.accounting.accounting import Accounting
+from trainer.accounting import Accounting
 from trainer.config.loss import DppoLossConfig
 from trainer.errors import PlanError
 from trainer.images.samples import cut_sample
 from trainer.losses.factory import make_loss
 from trainer.model.policy import Policy
-from trainer.planning.micro_batch import MicroBatch
-from trainer.planning.pack import pack
+from trainer.planning.pack import MicroBatch, pack
 from trainer.step.report import StepReport, TrainProgress
 from trainer.step.step import StepSettings, train_mini_batch
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 LOSS = make_loss(DppoLossConfig())
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.transport.samples import RUN, make_batch
 from transport import durable
 from transport.errors import OutboxError
-from transport.outbox.batch_file import BatchFile
-from transport.outbox.outbox import Outbox, batch_path
+from transport.outbox.outbox import BatchFile, Outbox, batch_path
 from transport.outbox.progress import PublishedWeights, ReportedProgress
 
 

@@ -15,7 +15,13 @@ from tests.support.waiting import until
 from tests.transport.samples import RUN, make_batch
 from transport.errors import OutboxError
 from transport.outbox.outbox import Outbox
-from transport.server.answers import answer_hello, answer_manifest, answer_samples, has_lost_commit, record_report
+from transport.server.request_handler import (
+    answer_hello,
+    answer_manifest,
+    answer_samples,
+    has_lost_commit,
+    record_report,
+)
 from transport.wire.codec import decode_server_message, encode, int32
 from transport.wire.manifest import SCHEMA_VERSION
 from transport.wire.messages import (

@@ -33,7 +33,7 @@ from transport.wire.messages import (
     Trained,
     Welcome,
 )
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor
 
 HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id=RUN, rank=0, world_size=1, last_committed=0)
 

@@ -16,7 +16,7 @@ from tests.transport.weights.weight_ranks import Tensors, WeightRanks, make_offe
 from transport.client.link import Link
 from transport.errors import BindError, PeerTimeout, Refused, RequestFailed, SecurityError, TransportError, WeightsError
 from transport.security.keys import CurveKeys, make_keys
-from transport.server.answers import foreign
+from transport.server.request_handler import foreign
 from transport.weights.client import FetchedWeights, FetchSettings, fetch_weights
 from transport.weights.server import WeightServer, WeightStore, answer_engine
 from transport.wire.codec import decode_client_message, encode

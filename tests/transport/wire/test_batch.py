@@ -17,8 +17,7 @@ from transport.wire.batch import build_batch, decode_batch, decode_rows
 from transport.wire.codec import encode
 from transport.wire.ledger import CompletedPositions
 from transport.wire.manifest import IMAGE, TEXT
-from transport.wire.sample import TrainingSample
-from transport.wire.tensor import EncodedTensor
+from transport.wire.sample import EncodedTensor, TrainingSample
 
 
 def test_samples_come_back_equal() -> None:

@@ -22,8 +22,7 @@ from transport.wire.codec import (
 )
 from transport.wire.manifest import SCHEMA_VERSION
 from transport.wire.messages import GetSamples, Hello, Manifest, Ping, Refusal
-from transport.wire.sample import VersionSpan
-from transport.wire.tensor import DTYPE_BYTES, EncodedTensor
+from transport.wire.sample import DTYPE_BYTES, EncodedTensor, VersionSpan
 
 HELLO = Hello(seq=1, schema_version=SCHEMA_VERSION, run_id="r", rank=0, world_size=1, last_committed=0)
 FRAMES = {

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from chat.branch import ImageCache
+from chat.images.patches import ImageCache
 from orchestrator.engines.scripted import ScriptedEngine
 from orchestrator.envs.protocol import RolloutRequest
 from orchestrator.envs.workers.link import (
@@ -33,7 +33,7 @@ from runtime.errors import UserError
 from tests.orchestrator.builders import make_rollout
 from tests.support.waiting import until_async
 from transport.wire.generation import GenerateReply
-from transport.wire.tensor import Array, EncodedTensor
+from transport.wire.sample import Array, EncodedTensor
 
 PATIENCE_S = 30.0
 REQUEST = RolloutRequest(

@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 from chat.tokenizer import Tokenizer
 from orchestrator.config.envs import EnvConfig
 from orchestrator.engines.protocol import Generator
-from orchestrator.envs.outcome import failure_of
-from orchestrator.envs.protocol import RolloutRequest
+from orchestrator.envs.protocol import RolloutRequest, failure_of
 from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.envs.workers.child import main
 from orchestrator.values.rollout import Example, Rollout, RolloutFailure

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.trainer.rank_worker import CPU
-from trainer.accounting.env_stats import EnvStats
+from trainer.accounting import EnvStats
 
 ENVS = ("copy", "reverse")
 

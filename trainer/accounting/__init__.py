@@ -1,1 +1,0 @@
-"""Counts and statistics of a batch, summed over all ranks."""
