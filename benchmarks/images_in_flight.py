@@ -29,8 +29,7 @@ from orchestrator.config.engines import EnginesConfig
 from orchestrator.engines.http_engine import HttpEngine
 from orchestrator.envs.session import SamplingPlan, Session
 from orchestrator.values.rollout import Rollout
-from transport.wire.batch import build_batch
-from transport.wire.codec import encode
+from transport.wire.codec import build_batch, encode
 from transport.wire.generation import GENERATE_PATH, MSGPACK, GenerateReply, GenerateRequest
 from transport.wire.sample import EncodedTensor, VersionSpan
 

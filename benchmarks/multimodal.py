@@ -41,7 +41,7 @@ from trainer.images.spec import ImageSpec
 from transport.client.client import BatchClient
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 from transport.wire.sample import EncodedTensor, TrainingSample
 
 RUN = "bench"

@@ -31,7 +31,7 @@ from trainer.planning.layout import Layout
 from trainer.planning.pack import pack_mini_batch
 from trainer.planning.plan import plan_step
 from trainer.step.step import StepSettings, train_mini_batch
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 from transport.wire.sample import TrainingSample
 
 SEQ_LEN = 1024

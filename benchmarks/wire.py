@@ -26,7 +26,7 @@ from transport.client.client import BatchClient
 from transport.outbox.outbox import Outbox
 from transport.security.keys import CurveKeys, make_keys
 from transport.server.server import BatchServer
-from transport.wire.batch import EncodedBatch, build_batch, decode_rows
+from transport.wire.codec import EncodedBatch, build_batch, decode_rows
 from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 
 RUN = "bench"

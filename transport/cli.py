@@ -14,7 +14,7 @@ from rich.text import Text
 
 from transport.errors import TransportError
 from transport.outbox.outbox import BatchFile
-from transport.wire.batch import decode_batch
+from transport.wire.codec import decode_batch
 from transport.wire.sample import TrainingSample
 
 _OK, _UNREADABLE = 0, 1

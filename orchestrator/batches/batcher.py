@@ -25,7 +25,7 @@ from transport.backoff import Backoff
 from transport.changes import Changes
 from transport.errors import OutboxError
 from transport.server.server import BatchServer
-from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.codec import EncodedBatch, build_batch
 from transport.wire.ledger import CompletedPositions
 
 STORE_TRIES = 5

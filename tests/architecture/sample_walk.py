@@ -32,7 +32,8 @@ from types import FrameType
 SERVICES = ("inference", "orchestrator", "trainer")
 PACKAGES = ("chat", "inference", "orchestrator", "runtime", "trainer", "transport")
 NUM_STEPS = 8
-EVENT_LOOP = re.compile(r"/(asyncio|uvloop)/")
+EVENT_LOOP = re.compile(r"/(asyncio/(?!threads)|uvloop/)")
+EXECUTOR = re.compile(r"/concurrent/futures/|/asyncio/threads")
 DEADLINE_S = 300.0
 
 Mark = Callable[[FrameType, str, str], bool]
@@ -110,10 +111,10 @@ class Recorder:
     def _runs_by_itself(self, frame: FrameType) -> bool:
         """Whether the event loop, or a thread of its own, runs this call of `runtime/`: no other code of ours asked."""
         caller = frame.f_back
-        while caller is not None and not EVENT_LOOP.search(caller.f_code.co_filename):
-            file, caller = caller.f_code.co_filename, caller.f_back
-            if file.startswith(self._prefixes) and not file.startswith(self._runtime):
+        while caller is not None and not EVENT_LOOP.search(file := caller.f_code.co_filename):
+            if EXECUTOR.search(file) or (file.startswith(self._prefixes) and not file.startswith(self._runtime)):
                 return False
+            caller = caller.f_back
         return True
 
 

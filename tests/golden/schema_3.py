@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 
 from transport.outbox.outbox import file_chunks
-from transport.wire.batch import EncodedBatch, build_batch
-from transport.wire.codec import encode, int32
+from transport.wire.codec import EncodedBatch, build_batch, encode, int32
 from transport.wire.messages import (
     Ack,
     Broadcast,

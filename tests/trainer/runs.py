@@ -11,7 +11,7 @@ from tests.support.fakes import Served
 from trainer.cli import run
 from transport.durable import write_durably
 from transport.outbox.outbox import Outbox, batch_path, file_chunks
-from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.codec import EncodedBatch, build_batch
 from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 from transport.wire.weights import version_dir
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from transport.wire.batch import EncodedBatch, build_batch
+from transport.wire.codec import EncodedBatch, build_batch
 from transport.wire.sample import EncodedTensor, TrainingSample, VersionSpan
 
 RUN = "test-run"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trainer.batches.source import NoBatch
 from trainer.config.trainer import FakeDataConfig
-from transport.wire.batch import build_batch, decode_rows
+from transport.wire.codec import build_batch, decode_rows
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import EncodedTensor, TrainingSample
 

@@ -11,7 +11,7 @@ from runtime.errors import UserError
 from trainer.batches.source import NoBatch
 from transport.errors import TransportError
 from transport.outbox.outbox import RETIRED_NAME, BatchFile, batch_path
-from transport.wire.batch import decode_rows
+from transport.wire.codec import decode_rows
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample
 

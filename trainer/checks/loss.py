@@ -21,7 +21,7 @@ from trainer.model.logprobs import TokenScores
 from trainer.planning.layout import Layout
 from trainer.planning.pack import MicroBatch, pack_mini_batch
 from trainer.planning.plan import plan_step
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 from transport.wire.sample import EncodedTensor, TrainingSample
 
 VOCAB_SIZE = 13

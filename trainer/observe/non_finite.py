@@ -11,7 +11,7 @@ from trainer.ranks import Ranks
 from trainer.step.report import StepReport, TrainProgress
 from transport.durable import write_durably
 from transport.outbox.outbox import batch_path, file_chunks
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 from transport.wire.manifest import BatchManifest
 
 

@@ -23,8 +23,7 @@ from transport.client.connection import Received
 from transport.client.link import Link
 from transport.errors import CodecError, CorruptFrame, RequestFailed
 from transport.security.keys import CurveKeys
-from transport.wire.batch import decode_rows
-from transport.wire.codec import check_manifest, int32
+from transport.wire.codec import check_manifest, decode_rows, int32
 from transport.wire.manifest import SCHEMA_VERSION, BatchManifest
 from transport.wire.messages import (
     Ack,

@@ -29,8 +29,7 @@ from loguru import logger
 from transport.durable import remove_temporaries, sync_directory, write_durably
 from transport.errors import OutboxError, OutboxVersionError, SchemaMismatch, TransportError
 from transport.outbox.progress import PublishedWeights, ReportedProgress
-from transport.wire.batch import EncodedBatch
-from transport.wire.codec import decode_manifest, encode, frame_hash
+from transport.wire.codec import EncodedBatch, decode_manifest, encode, frame_hash
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import Buffer
 

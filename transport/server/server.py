@@ -27,7 +27,7 @@ from transport.security.keys import CurveKeys
 from transport.server.peers import Peer, PeerTable
 from transport.server.request_handler import RequestHandler
 from transport.server.router import Router
-from transport.wire.batch import EncodedBatch
+from transport.wire.codec import EncodedBatch
 from transport.wire.messages import Limits
 
 

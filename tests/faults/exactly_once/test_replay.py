@@ -15,7 +15,7 @@ from tests.faults.exactly_once.signs import SIGNS, sha256, tensors_sha256
 from tests.support.process import Process
 from transport.durable import write_durably
 from transport.outbox.outbox import BatchFile, batch_path, file_chunks
-from transport.wire.batch import build_batch, decode_rows
+from transport.wire.codec import build_batch, decode_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from runtime.process.logging import start_logging
 from tests.transport.samples import make_batch
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer
-from transport.wire.batch import EncodedBatch
+from transport.wire.codec import EncodedBatch
 
 RUN = "attacked"
 NUM_SAMPLES = 16

@@ -28,8 +28,7 @@ from transport.backoff import Backoff
 from transport.errors import OutboxError
 from transport.outbox.outbox import Outbox
 from transport.server.server import BatchServer
-from transport.wire.batch import EncodedBatch, decode_batch
-from transport.wire.codec import decode_sample, encode
+from transport.wire.codec import EncodedBatch, decode_batch, decode_sample, encode
 from transport.wire.ledger import CompletedPositions
 from transport.wire.sample import TrainingSample, VersionSpan
 

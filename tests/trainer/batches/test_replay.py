@@ -28,7 +28,7 @@ from trainer.observe.token_export import STABLE
 from trainer.ranks import Ranks
 from transport.outbox.outbox import batch_path
 from transport.outbox.progress import PublishedWeights
-from transport.wire.batch import decode_rows
+from transport.wire.codec import decode_rows
 from transport.wire.manifest import BatchManifest
 from transport.wire.sample import TrainingSample
 from transport.wire.weights import read_weight_manifest

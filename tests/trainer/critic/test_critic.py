@@ -35,7 +35,7 @@ from trainer.planning.pack import pack, pack_mini_batch
 from trainer.planning.plan import plan_step
 from transport.durable import write_durably
 from transport.outbox.outbox import batch_path, file_chunks
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 from transport.wire.sample import EncodedTensor, TrainingSample
 
 

@@ -27,7 +27,7 @@ from trainer.ranks import Ranks
 from trainer.step.report import StepReport
 from trainer.step.step import StepSettings, train_mini_batch
 from trainer.weights.files import FilePublisher
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 from transport.wire.sample import EncodedTensor, TrainingSample
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5")

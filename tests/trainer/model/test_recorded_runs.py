@@ -25,7 +25,7 @@ from trainer.weights.adapter import Adapter, check_same_adapter, read_adapter
 from trainer.weights.served import RankShare, make_offer
 from transport.durable import write_durably
 from transport.outbox.outbox import batch_path, file_chunks
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 from transport.wire.weights import publish_digest, read_weight_manifest, version_dir
 
 NUM_IMAGE_STEPS = 3

@@ -19,7 +19,7 @@ from trainer.observe.telemetry import Telemetry, merge_metrics, staleness, step_
 from trainer.step.report import StepReport, TrainProgress
 from transport.durable import write_durably
 from transport.outbox.outbox import BatchFile, batch_path, file_chunks
-from transport.wire.batch import build_batch
+from transport.wire.codec import build_batch
 
 
 def report(**metrics: float) -> StepReport:

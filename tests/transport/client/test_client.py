@@ -17,7 +17,7 @@ from transport.client.client import BatchClient
 from transport.errors import BindError, CorruptFrame, FrameTooLarge, PeerTimeout, Refused, RequestFailed, SecurityError
 from transport.outbox.outbox import Outbox
 from transport.outbox.progress import PublishedWeights
-from transport.wire.batch import decode_rows
+from transport.wire.codec import decode_rows
 from transport.wire.messages import Limits
 
 

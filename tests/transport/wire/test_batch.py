@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.transport.samples import RUN, make_batch, make_sample
 from transport.errors import CodecError, CorruptFrame
 from transport.outbox.outbox import Outbox
-from transport.wire.batch import build_batch, decode_batch, decode_rows
-from transport.wire.codec import encode
+from transport.wire.codec import build_batch, decode_batch, decode_rows, encode
 from transport.wire.ledger import CompletedPositions
 from transport.wire.manifest import IMAGE, TEXT
 from transport.wire.sample import EncodedTensor, TrainingSample

@@ -11,8 +11,7 @@ from tests.golden import schema_3
 from transport.errors import CodecError, OutboxError
 from transport.outbox.outbox import BatchFile, Outbox, batch_path
 from transport.server.request_handler import answer_hello
-from transport.wire.batch import decode_batch
-from transport.wire.codec import decode_client_message, decode_server_message, foreign_greeting
+from transport.wire.codec import decode_batch, decode_client_message, decode_server_message, foreign_greeting
 from transport.wire.manifest import SCHEMA_VERSION
 from transport.wire.messages import ClientMessage, Hello, Limits, Refusal, ServerMessage, Welcome
 
